@@ -190,7 +190,7 @@ class Prepared:
 def prepare_chat(
     request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
 ) -> Prepared:
-    messages = for_template(request.messages, model.chat_template)
+    messages = for_template(request.messages)
     chat = _with_tools(request, messages, model)
     is_kept = chat.format is not None or model.thinks_in_special
     special = model.plain_special if is_kept and request.skip_special_tokens is not False else {}

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from headstart.errors import RequestError
-from headstart.server.protocol.base import HARMLESS, Part, field_names
+from headstart.server.protocol.base import Part, field_names, means_nothing
 from headstart.server.protocol.field_errors import field_refusal
 from headstart.server.refusals import Refusal, queue_full, unavailable
 from headstart.server.worker import Worker
@@ -152,19 +152,18 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     if not isinstance(document, dict):
         found = type(document).__name__
         raise Refusal(400, f"the body is a {found}; give a JSON object.", code="invalid_json")
-    fields = _meaningful(document)
+    fields = _meaningful(document, kind)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise field_refusal(error, fields, field_names(kind)) from None
 
 
-def _meaningful(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mean something: not null, and not among the harmless ones."""
+def _meaningful(body: dict[str, Any], kind: type[Part]) -> dict[str, Any]:
     return {
         name: _without_nulls(value) if name in _PARTS else value
         for name, value in body.items()
-        if name not in HARMLESS and value is not None
+        if not means_nothing(kind, name, value)
     }
 
 

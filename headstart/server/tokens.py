@@ -61,7 +61,7 @@ def _ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
         return model.engine.prompts.encode(
             request.prompt, add_special_tokens=request.add_special_tokens
         )
-    messages = for_template(request.messages, model.chat_template)
+    messages = for_template(request.messages)
     chat = prepare_tools(
         messages, tools=request.tools, format=model.tool_format, chat_template=model.chat_template
     )

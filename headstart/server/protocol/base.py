@@ -1,12 +1,13 @@
 """What all request bodies share: strict types, and one list each of what is ignored and refused.
 
-A field that would change the answer and is not implemented is refused by name. Fields of OpenAI's
-API that change nothing here are accepted from `HARMLESS`; null stands for a field that is left out.
+A field that would change the answer and is not implemented is refused by name. Fields that change
+nothing here are accepted from `HARMLESS`, and values that say what happens anyway from `NEUTRAL`;
+null stands for a field that is left out.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -22,27 +23,43 @@ HARMLESS = {
     "prompt_cache_key": "equal prefixes are always cached",
     "prompt_cache_retention": "equal prefixes are always cached",
 }
+# Values of known fields that ask for what this server does in any case.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "detokenize": (True,),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "length_penalty": (1, 1.0),
+    "modalities": (["text"],),
+    "spaces_between_special_tokens": (True,),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+}
 # OpenAI's and others' fields that are understood and not implemented: why, or what instead.
 REFUSED = {
     "audio": "this server answers with text",
     "best_of": "give n and choose yourself",
+    "detokenize": "give return_token_ids and leave the text",
+    "early_stopping": "this server does not search with beams",
+    "echo": "a chat has no text to repeat; POST /v1/completions has",
     "functions": "give tools",
     "function_call": "give tool_choice",
     "guided_choice": "give structured_outputs.choice",
     "guided_grammar": "give structured_outputs.grammar",
     "guided_json": "give structured_outputs.json",
     "guided_regex": "give structured_outputs.regex",
+    "length_penalty": "this server does not search with beams",
     "modalities": "this server answers with text",
     "prediction": "drafts come from the model's own head",
     "prompt_logprobs": "log-probabilities are of the answer only",
-    "reasoning_effort": "give what the chat template knows in chat_template_kwargs",
+    "spaces_between_special_tokens": "texts are what the tokenizer makes of them",
     "suffix": "this server continues text, it does not fill in",
+    "use_beam_search": "give n and a temperature",
     "verbosity": "say it in the prompt",
     "web_search_options": "this server does not search",
 }
 
-# Fields of messages that OpenAI's clients send; a template that has no use for them has none.
-MESSAGE_FIELDS = frozenset(("name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"))
 # Arguments of the template engine rather than of the template: a client must not bring its own
 # template (a program that runs here), nor cut what the model reads.
 NOT_FOR_TEMPLATES = (
@@ -66,6 +83,14 @@ class Part(BaseModel):
     """A piece of a request body."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def means_nothing(kind: type[Part], name: str, value: Any) -> bool:
+    """Whether a field of a body says nothing: null, harmless, or what happens anyway."""
+    if value is None or name in HARMLESS:
+        return True
+    known = () if name in kind.model_fields else NEUTRAL.get(name, ())
+    return any(type(value) is type(own) and value == own for own in known)
 
 
 class HeadstartFields(Part):

@@ -6,7 +6,6 @@ right type and are still too many, too large or contradictory.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
@@ -17,7 +16,6 @@ from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import (
-    MESSAGE_FIELDS,
     MOST_LISTED,
     NOT_FOR_TEMPLATES,
     CacheSalt,
@@ -186,22 +184,19 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 class Message(Part):
-    """One message; fields beside these are passed on to the chat template."""
+    """One message; fields beside these go to the chat template, which may read them or not.
+
+    Clients send back what other servers gave them.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
-    def for_template(self, template: str | None) -> dict[str, Any]:
+    def for_template(self) -> dict[str, Any]:
         """The message for chat templates: parts of text joined, nothing that is null."""
         fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        for name in fields.keys() - type(self).model_fields.keys() - MESSAGE_FIELDS:
-            if not re.search(rf"\b{re.escape(name)}\b", template or ""):
-                raise RequestError(
-                    f"messages holds the field {name[:80]!r}, which the model's chat template does "
-                    "not read. Leave it out."
-                )
         fields["role"] = "system" if self.role == "developer" else self.role
         fields["content"] = _text(self.content)
         return fields
@@ -219,12 +214,12 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(part["text"] for part in content)
 
 
-def for_template(messages: list[Message], template: str | None) -> list[dict[str, Any]]:
+def for_template(messages: list[Message]) -> list[dict[str, Any]]:
     """All messages of a request; RequestError names the first that cannot be used."""
     ready = []
     for number, message in enumerate(messages):
         try:
-            ready.append(message.for_template(template))
+            ready.append(message.for_template())
         except RequestError as error:
             error.field = error.field or f"messages[{number}]"
             raise
@@ -256,6 +251,7 @@ class ChatRequest(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, description="for the chat template")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -309,4 +305,6 @@ class ChatRequest(SamplingFields):
         own: dict[str, Any] = {"add_generation_prompt": self.add_generation_prompt}
         if self.continue_final_message:
             own["continue_final_message"] = True
+        if self.reasoning_effort is not None:
+            own["reasoning_effort"] = self.reasoning_effort
         return {**own, **template_options(self.chat_template_kwargs)}
