@@ -1,4 +1,4 @@
-"""What clients of other servers send out of habit is taken, or refused with what to send instead."""
+"""What clients of other servers send by habit is taken, or refused with what to send instead."""
 
 from __future__ import annotations
 
