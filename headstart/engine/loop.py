@@ -304,6 +304,15 @@ class Loop:
         if self.policy is not None:
             self.policy.forget(request)
 
+    def cut(self, request: Request, reason: str) -> Update:
+        """End a request now with what it has."""
+        request.finish_reason, request.stop_reason = "length", reason
+        if request.text is not None:
+            request.text.finish()
+        self._close(request)
+        self.stats.finished += 1
+        return update_since(request, request.num_output)
+
     def abort(self, request: Request) -> None:
         """End a request now; its memory is free at once."""
         request.finish_reason = "abort"

@@ -140,7 +140,7 @@ def emit(request: Request, verdict: Verdict) -> None:
 def update_since(request: Request, num_before: int) -> Update:
     """What was added to a request that had `num_before` tokens of output."""
     is_last = request.finish_reason is not None
-    scores = request.prompt_scores if num_before == 0 else None
+    scores = request.prompt_scores if num_before == 0 else None  # its first update, or its last
     return Update(
         request.group,
         request.sample,

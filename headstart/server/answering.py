@@ -24,7 +24,7 @@ from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_template
 from headstart.server.reasoning import after_reasoning
-from headstart.server.refusals import STOPPED, Refusal, refusal_of, renamed, too_long, too_slow
+from headstart.server.refusals import Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
 from headstart.server.tools.calls import PreparedChat
@@ -45,6 +45,7 @@ from headstart.server.worker import Channel, Event, Job
 
 _log = logging.getLogger("headstart.server")
 _ERROR_SECONDS = 1.0  # for sending an error to a client that reads slowly
+_LAST_SECONDS = 5.0  # for what was written when time was up
 
 
 def answer_route(
@@ -88,18 +89,24 @@ class Answering(Response):
 
     async def _run(self, send: Send) -> None:
         limit = self.state.options.request_timeout_seconds
+        deadline = asyncio.get_running_loop().time() + limit
         try:
             asked = self.request
             with self.state.gate.entry(asked.num_answers, field=asked.answers_field):
-                async with asyncio.timeout(limit):
-                    await self._answer(send)
-            self.state.tally.finished += 1
+                async with asyncio.timeout_at(deadline) as timeout:
+                    is_cut = await self._answer(send, timeout, deadline)
+            self.state.tally.finished += not is_cut
+            self.state.tally.aborted += is_cut
         except TimeoutError:
             await self._refuse(send, too_slow(limit))
         except Exception as error:
             await self._refuse(send, renamed(error, self.request.own_names))
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, timeout: asyncio.Timeout, deadline: float) -> bool:
+        """Send the answer; whether its time was up before it was complete.
+
+        The engine then ends it with what it has, for which `timeout` leaves some time.
+        """
         state = self.state
         prepared = await in_thread(
             state.pool, state.model.templates,
@@ -119,14 +126,21 @@ class Answering(Response):
             )  # fmt: skip
         channel = Channel(jobs)
         state.worker.submit(channel)
+        timeout.reschedule(deadline + _LAST_SECONDS)
+        error = too_slow(state.options.request_timeout_seconds)
+        timer = asyncio.get_running_loop().call_at(deadline, state.worker.cut, channel, error)
         try:
             if self.request.stream:
                 await self._stream(channel, prepared, send)
             else:
                 await self._whole(channel, prepared, send)
         finally:
+            timer.cancel()
             self._record.results = prepared.writer.results
+            self._record.prompt_tokens = sum(len(job.asked.ids) for job in jobs)
+            self._record.output_tokens = prepared.writer.num_output
             state.worker.leave(channel)
+        return channel.is_cut
 
     async def _whole(self, channel: Channel, prepared: Prepared, send: Send) -> None:
         while not channel.is_done:
@@ -164,7 +178,7 @@ class Answering(Response):
     async def _refuse(self, send: Send, error: BaseException) -> None:
         refusal = refusal_of(error)
         self._record.error = refusal.message
-        self.state.tally.count(refusal.status, is_stopped=refusal.code == STOPPED)
+        self.state.tally.count(refusal)
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
         with contextlib.suppress(TimeoutError):

@@ -44,7 +44,9 @@ class RequestRecord:
     client: str | None = None
     seconds: float = 0.0  # from arrival to the last byte
     first_token_seconds: float | None = None  # from arrival; None where there was none
-    results: Sequence[Result] = ()  # one per prompt
+    results: Sequence[Result] = ()  # one per prompt that has ended
+    prompt_tokens: int | None = None  # of all prompts, also of those that have not ended,
+    output_tokens: int = 0  # and of what was written for them
     is_stream: bool = False
     error: str | None = None  # the message of a refused or failed request
     prompt: Any = None  # set it only with --log-prompts
@@ -59,6 +61,8 @@ class RequestRecord:
             fields["first_token_seconds"] = round(self.first_token_seconds, 6)
         if self.results:
             fields |= _of_results(self.results, self.seconds, self.first_token_seconds)
+        if self.prompt_tokens is not None:
+            fields |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
         fields |= {"error": self.error, "prompt": self.prompt}
         return {name: value for name, value in fields.items() if value is not None}
 

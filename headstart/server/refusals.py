@@ -23,6 +23,7 @@ _TYPES = {
 }  # fmt: skip
 
 STOPPED = "stopped"  # the code of answers that the end of the server cut off
+TIMED_OUT = "request_timeout"
 
 
 @dataclass(eq=False)
@@ -34,13 +35,14 @@ class Refusal(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None  # its `type`, where the status alone does not say it
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "server_error")
+        kind = self.kind or _TYPES.get(self.status, "server_error")
         return {
             "error": {
                 "message": self.message, "type": kind, "param": self.param, "code": self.code,
@@ -93,10 +95,11 @@ def stopped() -> Refusal:
 
 
 def too_slow(seconds: float) -> Refusal:
+    """A status that clients do not try again by themselves: it would take as long again."""
     return Refusal(
-        408, f"the answer was not complete after {seconds:g} s, this server's limit. Ask for fewer "
-        "tokens, or raise --request-timeout-seconds.",
-        code="request_timeout",
+        400, f"no token was written within {seconds:g} s, this server's limit. Send a shorter "
+        "prompt or ask when fewer requests run; --request-timeout-seconds raises the limit.",
+        code=TIMED_OUT, kind="timeout_error", headers={"x-should-retry": "false"},
     )  # fmt: skip
 
 

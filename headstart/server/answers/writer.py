@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.engine.output import Completion, Result, Update
+from headstart.sampling.choose import TokenLogprob
 from headstart.server.answers.chat_text import ChatText
-from headstart.server.answers.logprobs import chat_logprobs
+from headstart.server.answers.logprobs import chat_logprobs, prompt_logprobs
 from headstart.server.answers.statistics import OriginText, statistics_of
 from headstart.server.model import ServedModel
 from headstart.server.protocol.requests import ChatRequest, SamplingFields
@@ -40,7 +41,7 @@ class Writer:
         self._name = request.model if request.model is not None else model.names[0]
         self._num_samples = request.n or 1
         self._results: dict[int, Result] = {}
-        self._num_output = 0
+        self.num_output = 0  # tokens so far
         self._has_shown_prompt = False
         self._origins: dict[int, OriginText] = {}
 
@@ -54,14 +55,14 @@ class Writer:
         if event.update.finish_reason == "error":
             said = event.update.error or "the request failed in the engine."
             raise unanswerable(said, self._limited_by)
-        self._num_output += len(event.update.token_ids)
+        self.num_output += len(event.update.token_ids)
         if event.result is not None:
             self._results[event.number] = event.result
 
     @property
     def is_large(self) -> bool:
         """Whether writing the whole answer would hold up the event loop."""
-        return self._num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
+        return self.num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
 
     def first_chunks(self) -> list[dict[str, Any]]:
         return []
@@ -109,7 +110,7 @@ class Writer:
         extra: dict[str, Any] = {}
         if options is not None and options.continuous_usage_stats:
             prompt = sum(len(job.asked.ids) for job in self.jobs)
-            extra["usage"] = usage(prompt, self._num_output)
+            extra["usage"] = usage(prompt, self.num_output)
         elif options is not None and options.include_usage:
             extra["usage"] = None  # it comes at the end
         if self.request.return_token_ids and not self._has_shown_prompt and len(self.jobs) == 1:
@@ -166,7 +167,7 @@ class ChatWriter(Writer):
         choices = [_delta(index, delta) for delta in deltas]
         extra = self.extras(index, update)
         if update.logprobs:
-            extra["logprobs"] = chat_logprobs(update.logprobs, self.model.pieces)
+            extra["logprobs"] = self._logprobs(update.logprobs)
         if update.finish_reason is not None:
             choices.append(_delta(index, {}))
             choices[-1]["finish_reason"] = _finish_reason(text, update.finish_reason)
@@ -199,8 +200,19 @@ class ChatWriter(Writer):
             **self.extras(index, output),
         }
         if output.logprobs is not None:
-            choice["logprobs"] = chat_logprobs(output.logprobs, self.model.pieces)
+            choice["logprobs"] = self._logprobs(output.logprobs)
         return choice
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        as_ids = self.request.return_tokens_as_token_ids
+        return chat_logprobs(entries, self.model.pieces, as_ids=as_ids)
+
+    def whole(self) -> dict[str, Any]:
+        answer = super().whole()
+        scores = self.results[0].prompt_logprobs
+        if scores is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(scores, self.model.pieces)
+        return answer
 
 
 def _finish_reason(text: ChatText | None, reason: str) -> str:

@@ -52,7 +52,6 @@ REFUSED = {
     "length_penalty": "this server does not search with beams",
     "modalities": "this server answers with text",
     "prediction": "drafts come from the model's own head",
-    "prompt_logprobs": "log-probabilities are of the answer only",
     "spaces_between_special_tokens": "texts are what the tokenizer makes of them",
     "suffix": "this server continues text, it does not fill in",
     "use_beam_search": "give n and a temperature",

@@ -72,7 +72,13 @@ class SamplingFields(Part):
     cache_salt: CacheSalt | None = Field(
         default=None, description="cached prefixes are shared by requests of the same one"
     )
+    prompt_logprobs: Whole | None = Field(
+        default=None, description="log-probabilities of the prompt, with so many alternatives"
+    )
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="tokens of log-probabilities as `token_id:N`"
+    )
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"
     )
@@ -101,6 +107,11 @@ class SamplingFields(Part):
         raise NotImplementedError
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives per token of the prompt; None without its log-probabilities."""
+        return self.prompt_logprobs
+
+    @property
     def logprobs_field(self) -> str:
         """The field that gave `num_logprobs`."""
         return "logprobs"
@@ -125,6 +136,13 @@ class SamplingFields(Part):
         _check_at_most(
             self.logprobs_field, self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs"
         )
+        most = limits.max_logprobs
+        _check_at_most("prompt_logprobs", self.prompt_logprobs or 0, most, "--max-logprobs")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                "prompt_logprobs is given with stream; leave one of them out.",
+                field="prompt_logprobs",
+            )
         _check_at_most("stop", len(self.stops), limits.max_stops, "--max-stops", "texts")
         if any(len(text) > LONGEST_STOP for text in self.stops):
             raise RequestError(
@@ -157,6 +175,7 @@ class SamplingFields(Part):
                 "stop": self.stops,
                 "logit_bias": _biases(self.logit_bias),
                 "logprobs": self.num_logprobs,
+                "prompt_logprobs": self.num_prompt_logprobs,
                 "speculate": 0 if speculate == "off" else speculate,
                 "draft_vocab": self.headstart.draft_vocab,
                 **changes,
