@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +23,8 @@ from headstart.server.grammars.specs import GrammarSpec, grammar_spec
 from headstart.server.intake import check_name
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
-from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_template
+from headstart.server.protocol.messages import for_template
+from headstart.server.protocol.requests import ChatRequest, SamplerFields, SamplingFields
 from headstart.server.reasoning import after_reasoning
 from headstart.server.refusals import Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
@@ -33,7 +35,9 @@ from headstart.server.wire import (
     DONE,
     begin_stream,
     encoded,
-    events,
+    key_in,
+    named_events,
+    plain_events,
     record_of,
     salt_of_key,
     send_part,
@@ -49,19 +53,25 @@ _LAST_SECONDS = 5.0  # for what was written when time was up
 
 
 def answer_route(
-    state: ServerState, kind: type[SamplingFields], prefix: str, prepare: Callable[..., Prepared]
-) -> Callable[[Request], Awaitable[Response]]:
-    """What a route does that answers bodies of this kind; ids of answers begin with `prefix`."""
+    state: ServerState, kind: type[SamplerFields], prefix: str, prepare: Callable[..., Prepared],
+    *, convert: Callable[[Any], SamplingFields] = lambda body: body,
+) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
+    """What a route does that answers bodies of this kind; ids of answers begin with `prefix`.
+
+    `prepare` gets what `convert` makes of a body, and the body itself where that is another one.
+    """
 
     async def answer(request: Request) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
         check_name(body.model, state.names)
-        body.check(state.options)
+        asked = convert(body)
+        asked.check(state.options)
         salt = body.cache_salt
         if state.options.separate_key_caches:
-            salt = salt_of_key(request.headers.get("authorization", ""), salt)
-        return Answering(state, body, f"{prefix}-{secrets.token_hex(16)}", prepare, salt)
+            salt = salt_of_key(key_in(request.headers), salt)
+        own = prepare if asked is body else partial(prepare, body)
+        return Answering(state, asked, f"{prefix}{secrets.token_hex(16)}", own, salt)
 
     return answer
 
@@ -76,11 +86,11 @@ class Answering(Response):
         self._cache_salt = cache_salt
         self.state, self.request, self.answer_id = state, request, answer_id
         self._prepare = prepare
-        self._is_streaming = False
+        self._writer: Writer | None = None  # of a stream that has begun
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._record = record_of(scope)
+        self._record, self._path = record_of(scope), scope.get("path", "")
         self._record.id, self._record.is_stream = self.answer_id, self.request.stream
         is_sent = await until_gone(receive, self._run(send))
         if not is_sent and self._record.error is None:  # else it was counted for what went wrong
@@ -156,8 +166,9 @@ class Answering(Response):
 
     async def _stream(self, channel: Channel, prepared: Prepared, send: Send) -> None:
         writer = prepared.writer
+        events = named_events if writer.names_events else plain_events
         await begin_stream(send)
-        self._is_streaming = True
+        self._writer = writer
         await send_part(send, events(writer.first_chunks()))
         while not channel.is_done:
             chunks = []
@@ -166,7 +177,8 @@ class Answering(Response):
                 chunks += writer.chunks(event)
             if chunks:
                 await send_part(send, events(chunks))
-        await send_part(send, events(writer.last_chunks()) + DONE, is_last=True)
+        last = events(writer.last_chunks()) + (b"" if writer.names_events else DONE)
+        await send_part(send, last, is_last=True)
 
     async def _take(self, channel: Channel) -> list[Event]:
         taken = await channel.take()
@@ -185,10 +197,13 @@ class Answering(Response):
             await asyncio.wait_for(self._send_error(send, refusal), _ERROR_SECONDS)
 
     async def _send_error(self, send: Send, refusal: Refusal) -> None:
-        if self._is_streaming:
-            await send_part(send, events([refusal.body]) + DONE, is_last=True)
-        else:
-            await send_refusal(send, refusal)
+        writer = self._writer
+        if writer is None:
+            await send_refusal(send, refusal, self._path)
+            return
+        error = [writer.error(refusal)]
+        last = named_events(error) if writer.names_events else plain_events(error) + DONE
+        await send_part(send, last, is_last=True)
 
 
 @dataclass(frozen=True)
@@ -202,8 +217,9 @@ class Prepared:
 
 
 def prepare_chat(
-    request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
-) -> Prepared:
+    request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions, *,
+    new_writer: Callable[..., Writer] = ChatWriter,
+) -> Prepared:  # fmt: skip
     messages = for_template(request.messages)
     chat = _with_tools(request, messages, model)
     is_kept = chat.format is not None or model.thinks_in_special
@@ -218,7 +234,7 @@ def prepare_chat(
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
     is_content = chat.format is None and reasoning is None  # and nothing else, as most answers
-    writer = ChatWriter(
+    writer = new_writer(
         request, jobs, model=model, answer_id=answer_id, start=start,
         limited_by=limiting_field(request, spec),
         new_text=None if is_content else lambda: ChatText(chat, reasoning, start, special),

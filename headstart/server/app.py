@@ -13,11 +13,19 @@ from headstart import __version__
 from headstart.errors import ConfigError, RequestError
 from headstart.server.answering import answer_route, prepare_chat
 from headstart.server.api_docs import body_of, describe, fields_page
+from headstart.server.apis.messages_request import CountTokensRequest, MessagesRequest
+from headstart.server.apis.prepare import (
+    as_chat,
+    count_message_tokens,
+    prepare_message,
+    prepare_response,
+)
+from headstart.server.apis.responses_request import ResponsesRequest
 from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.intake import check_name
 from headstart.server.page import page_response
 from headstart.server.protocol.requests import ChatRequest
-from headstart.server.refusals import Refusal, no_such_route, refusal_of
+from headstart.server.refusals import Refusal, no_such_route, refusal_of, where_instead
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
 from headstart.server.tokens import (
@@ -54,11 +62,22 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     app.post(
         "/v1/chat/completions", name="chat_completions", description="Answer a conversation.",
         dependencies=keys, openapi_extra=body_of(ChatRequest),
-    )(answer_route(state, ChatRequest, "chatcmpl", prepare_chat))  # fmt: skip
+    )(answer_route(state, ChatRequest, "chatcmpl-", prepare_chat))  # fmt: skip
     app.post(
         "/v1/completions", name="completions", description="Continue a text.",
         dependencies=keys, openapi_extra=body_of(CompletionRequest),
-    )(answer_route(state, CompletionRequest, "cmpl", prepare_completion))  # fmt: skip
+    )(answer_route(state, CompletionRequest, "cmpl-", prepare_completion))  # fmt: skip
+    app.post(
+        "/v1/responses",
+        name="responses",
+        description="Answer a conversation, in OpenAI's newer form; nothing is kept.",
+        dependencies=keys,
+        openapi_extra=body_of(ResponsesRequest),
+    )(answer_route(state, ResponsesRequest, "resp_", prepare_response, convert=as_chat))
+    app.post(
+        "/v1/messages", name="messages", description="Answer a conversation, in Anthropic's form.",
+        dependencies=keys, openapi_extra=body_of(MessagesRequest),
+    )(answer_route(state, MessagesRequest, "msg_", prepare_message, convert=as_chat))  # fmt: skip
 
     @app.get("/v1/models", dependencies=keys)
     async def models() -> Response:
@@ -76,7 +95,9 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     async def converted(
-        request: Request, kind: type[TokensRequest], convert: Callable[..., bytes]
+        request: Request,
+        kind: type[TokensRequest | CountTokensRequest],
+        convert: Callable[..., bytes],
     ) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
@@ -89,6 +110,13 @@ def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     async def tokenize_text(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         return await converted(request, TokenizeRequest, tokenize)
+
+    @app.post(
+        "/v1/messages/count_tokens", dependencies=keys, openapi_extra=body_of(CountTokensRequest)
+    )
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens POST /v1/messages would read."""
+        return await converted(request, CountTokensRequest, count_message_tokens)
 
     @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest))
     async def detokenize_ids(request: Request) -> Response:
@@ -131,10 +159,11 @@ def _json(body: bytes, status: int = 200) -> Response:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        message = f"{request.method} {request.url.path[:80]}: {error.detail}."
+        path = request.url.path
+        said = where_instead(path) if error.status_code == 404 else ""
+        message = f"{request.method} {path[:80]}: {error.detail}.{said}"
         error = no_such_route(error.status_code, message, error.headers or {})
     refusal = refusal_of(error)
     record_of(request.scope).error = refusal.message
-    return Response(
-        encoded(refusal.body), refusal.status, refusal.headers, media_type="application/json"
-    )
+    body = encoded(refusal.body_for(request.url.path))
+    return Response(body, refusal.status, refusal.headers, media_type="application/json")

@@ -117,13 +117,16 @@ class Access:
         self._is_for_this_machine = not is_public and not options.api_keys
 
     async def check(
-        self, request: Request, authorization: Annotated[str | None, Header()] = None
+        self,
+        request: Request,
+        authorization: Annotated[str | None, Header()] = None,
+        x_api_key: Annotated[str | None, Header()] = None,
     ) -> None:
         """Refusal for a client that may not; the routes depend on it."""
         if self._is_for_this_machine:
             check_host(request.headers.get("host", ""), self._options.host)
         check_site(request.headers, self._options.cors_origin or ())
-        self._keys.check(authorization)
+        self._keys.check(key_in(request.headers))
 
 
 class Keys:
@@ -132,11 +135,10 @@ class Keys:
     def __init__(self, keys: Sequence[str]):
         self._digests = [_digest(key) for key in keys]
 
-    def check(self, authorization: str | None) -> None:
-        """Refusal unless the header holds one of the keys."""
+    def check(self, key: str | None) -> None:
+        """Refusal unless it is one of the keys."""
         if not self._digests:
             return
-        key = _key_in(authorization or "")
         if key is None:
             raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
         # All are compared, as digests of equal length: the time taken depends on none of them.
@@ -146,14 +148,17 @@ class Keys:
             raise _refused("the API key is not one of this server's.")
 
 
-def salt_of_key(authorization: str, asked: str | None) -> str:
+def salt_of_key(key: str | None, asked: str | None) -> str:
     """A request's own salt behind a digest of its key: keys then share no cached prefix."""
-    return f"{_digest(_key_in(authorization) or '').hex()}:{asked or ''}"
+    return f"{_digest(key or '').hex()}:{asked or ''}"
 
 
-def _key_in(authorization: str) -> str | None:
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key else None
+def key_in(headers: Mapping[str, str]) -> str | None:
+    """The key that a request brings, as OpenAI's clients send it or as Anthropic's do."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key:
+        return key.strip()
+    return headers.get("x-api-key", "").strip() or None
 
 
 def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
@@ -228,7 +233,7 @@ class Observed:
                 raise
             if refusal.status == 500:
                 _log.error("%s %s failed", scope["method"], scope["path"][:80], exc_info=error)
-            await send_refusal(watch, refusal)
+            await send_refusal(watch, refusal, scope["path"])
         finally:
             route, client = getattr(scope.get("route"), "path", None), scope.get("client")
             record.seconds, record.status = time.perf_counter() - record.arrived, status
@@ -248,8 +253,16 @@ def encoded(document: Any) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def events(documents: Iterable[Any]) -> bytes:
+def plain_events(documents: Iterable[Any]) -> bytes:
     return b"".join(b"data: " + encoded(document) + b"\n\n" for document in documents)
+
+
+def named_events(documents: Iterable[Any]) -> bytes:
+    """Events whose name is their document's `type`."""
+    return b"".join(
+        b"event: " + document["type"].encode() + b"\ndata: " + encoded(document) + b"\n\n"
+        for document in documents
+    )
 
 
 async def begin_stream(send: Send) -> None:
@@ -264,8 +277,9 @@ async def send_whole(send: Send, body: bytes) -> None:
     await _send_document(send, 200, body, {})
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    await _send_document(send, refusal.status, encoded(refusal.body), refusal.headers)
+async def send_refusal(send: Send, refusal: Refusal, path: str) -> None:
+    """`path`: of the request, since not all APIs write errors alike."""
+    await _send_document(send, refusal.status, encoded(refusal.body_for(path)), refusal.headers)
 
 
 async def _send_document(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

@@ -44,6 +44,21 @@ def test_values_that_ask_for_what_happens_anyway_change_nothing(http: httpx.Clie
     assert text_of(http, **neutral) == text_of(http)
 
 
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/embeddings", "For embeddings ask another one."),
+        ("/chat/completions", "/v1/chat/completions is; the base URL"),
+        ("/v1/v1/messages", "leave it out of the base URL"),
+        ("/api/chat", "For Ollama's API ask another one."),
+        ("/elsewhere", "Not Found."),
+    ],
+)
+def test_a_wrong_path_says_what_this_server_is(http: httpx.Client, path: str, said: str) -> None:
+    answer = http.post(path, json={})
+    assert answer.status_code == 404 and said in answer.json()["error"]["message"]
+
+
 def test_reasoning_effort_goes_to_the_template(http: httpx.Client) -> None:
     """The template of these tests does not read it; a wrong kind of value is still an error."""
     assert text_of(http, reasoning_effort="low") == text_of(http)

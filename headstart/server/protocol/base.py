@@ -25,6 +25,7 @@ HARMLESS = {
 }
 # Values of known fields that ask for what this server does in any case.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
     "best_of": (1,),
     "detokenize": (True,),
     "early_stopping": (False,),
@@ -33,13 +34,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "spaces_between_special_tokens": (True,),
     "suffix": ("",),
+    "truncation": ("disabled",),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
 }
 # OpenAI's and others' fields that are understood and not implemented: why, or what instead.
 REFUSED = {
     "audio": "this server answers with text",
+    "background": "this server keeps no answers; stream instead",
     "best_of": "give n and choose yourself",
+    "conversation": "this server keeps no conversations; send all of it in input",
     "detokenize": "give return_token_ids and leave the text",
     "early_stopping": "this server does not search with beams",
     "echo": "a chat has no text to repeat; POST /v1/completions has",
@@ -51,9 +55,12 @@ REFUSED = {
     "guided_regex": "give structured_outputs.regex",
     "length_penalty": "this server does not search with beams",
     "modalities": "this server answers with text",
+    "max_tool_calls": "calls are made by the client, which can count them",
     "prediction": "drafts come from the model's own head",
+    "previous_response_id": "this server keeps no answers; send the whole conversation in input",
     "spaces_between_special_tokens": "texts are what the tokenizer makes of them",
     "suffix": "this server continues text, it does not fill in",
+    "truncation": "this server reads a prompt whole or not at all; shorten it",
     "use_beam_search": "give n and a temperature",
     "verbosity": "say it in the prompt",
     "web_search_options": "this server does not search",

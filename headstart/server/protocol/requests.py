@@ -6,9 +6,9 @@ right type and are still too many, too large or contradictory.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.request import MAX_PRIORITY
@@ -17,7 +17,6 @@ from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import (
     MOST_LISTED,
-    NOT_FOR_TEMPLATES,
     CacheSalt,
     FewTokenIds,
     HeadstartFields,
@@ -26,6 +25,7 @@ from headstart.server.protocol.base import (
     Texts,
     Whole,
 )
+from headstart.server.protocol.messages import Messages, Tools, template_options
 from headstart.server.refusals import Refusal
 
 LONGEST_STOP = 256  # characters; every token is held against all of them
@@ -37,14 +37,11 @@ _SAME = (
 )  # fmt: skip
 
 
-class SamplingFields(Part):
-    """What both kinds of requests can ask of the sampler, and how the answer is sent."""
+class SamplerFields(Part):
+    """What requests of every API can ask of the sampler and of drafting."""
 
-    default_max_tokens: ClassVar[int | None] = None  # None: as many as have room
     model: str | None = Field(default=None, description="a served name, or `default`")
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: float | None = None
     top_k: Whole | None = None
@@ -58,12 +55,9 @@ class SamplingFields(Part):
     )
     allowed_token_ids: FewTokenIds | None = None
     banned_token_ids: FewTokenIds | None = None
-    stop: str | Texts | None = None
     stop_token_ids: FewTokenIds | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    n: Whole | None = None
     seed: Whole | None = None
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
@@ -72,6 +66,18 @@ class SamplingFields(Part):
     cache_salt: CacheSalt | None = Field(
         default=None, description="cached prefixes are shared by requests of the same one"
     )
+    headstart: HeadstartFields = HeadstartFields()
+
+
+class SamplingFields(SamplerFields):
+    """What chats and completions have in common, and how the answer is sent."""
+
+    default_max_tokens: ClassVar[int | None] = None  # None: as many as have room
+    stream_options: StreamOptions | None = None
+    max_tokens: Whole | None = None
+    stop: str | Texts | None = None
+    include_stop_str_in_output: bool | None = None
+    n: Whole | None = None
     prompt_logprobs: Whole | None = Field(
         default=None, description="log-probabilities of the prompt, with so many alternatives"
     )
@@ -85,7 +91,6 @@ class SamplingFields(Part):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="one of json, regex, choice, grammar"
     )
-    headstart: HeadstartFields = HeadstartFields()
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -200,65 +205,6 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
             f"logit_bias holds {bad[0][:40]!r}; its keys are token ids.", field="logit_bias"
         )
     return None if given is None else {int(key): value for key, value in given.items()}
-
-
-class Message(Part):
-    """One message; fields beside these go to the chat template, which may read them or not.
-
-    Clients send back what other servers gave them.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """The message for chat templates: parts of text joined, nothing that is null."""
-        fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        fields["role"] = "system" if self.role == "developer" else self.role
-        fields["content"] = _text(self.content)
-        return fields
-
-
-def _text(content: str | list[dict[str, Any]] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"messages holds a part of type {str(part.get('type'))[:40]!r}; this server reads "
-                'text: {"type": "text", "text": ...}.'
-            )
-    return "".join(part["text"] for part in content)
-
-
-def for_template(messages: list[Message]) -> list[dict[str, Any]]:
-    """All messages of a request; RequestError names the first that cannot be used."""
-    ready = []
-    for number, message in enumerate(messages):
-        try:
-            ready.append(message.for_template())
-        except RequestError as error:
-            error.field = error.field or f"messages[{number}]"
-            raise
-    return ready
-
-
-Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 14)]
-
-
-def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
-    """chat_template_kwargs, without those that clients may not set."""
-    taken = [name for name in given or () if name in NOT_FOR_TEMPLATES]
-    if taken:
-        raise RequestError(
-            f"chat_template_kwargs holds {taken[0]}, which is not for the template to know. Leave "
-            "it out, or give the field of that name.",
-            field="chat_template_kwargs",
-        )
-    return dict(given or {})
 
 
 class ChatRequest(SamplingFields):
