@@ -12,7 +12,7 @@ from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
-from headstart.server.options import ServerOptions, listen, url_of
+from headstart.server.options import ServerOptions, listen, read_template, url_of
 from headstart.server.recording import configure
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ def _check_formats(server: ServerOptions) -> None:
     from headstart.server.reasoning import reasoning_format
     from headstart.server.tools.formats import tool_format
 
+    if server.chat_template is not None:
+        read_template(server.chat_template)
     tool_format(server.tool_call_parser, None)
     reasoning_format(server.reasoning_parser, None)
 

@@ -71,7 +71,8 @@ def answer_route(
         if state.options.separate_key_caches:
             salt = salt_of_key(key_in(request.headers), salt)
         own = prepare if asked is body else partial(prepare, body)
-        return Answering(state, asked, f"{prefix}{secrets.token_hex(16)}", own, salt)
+        name = asked.request_id or secrets.token_hex(16)
+        return Answering(state, asked, f"{prefix}{name}", own, salt)
 
     return answer
 
@@ -248,7 +249,8 @@ def _with_tools(
     """What tools, earlier calls and a grammar make of a request; most have none of them."""
     spec = grammar_of(request)
     given = (request.tools, request.tool_choice)
-    if given == (None, None) and not any("tool_calls" in message for message in messages):
+    is_plain = all("tool_calls" not in own and own["role"] != "tool" for own in messages)
+    if given == (None, None) and is_plain:
         return PreparedChat(messages, grammar=spec)
     return prepare_tools(
         messages, tools=request.tools, tool_choice=request.tool_choice,

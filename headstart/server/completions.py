@@ -43,6 +43,7 @@ class CompletionRequest(SamplingFields):
     )
     logprobs: Whole | None = None
     echo: bool = False
+    add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -91,6 +92,8 @@ def prepare_completion(
     spec = grammar_of(request)
     jobs = []
     for number, prompt in enumerate(request.prompts):
+        if isinstance(prompt, str) and not request.add_special_tokens:
+            prompt = engine.prompts.encode(prompt, add_special_tokens=False)
         asked = engine.read(prompt, seeded(params))
         check_length(asked.ids, request, model, limits.max_prompt_tokens)
         name = answer_id if number == 0 else f"{answer_id}-{number}"

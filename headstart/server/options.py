@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
@@ -75,6 +76,9 @@ class ServerOptions:
     max_template_seconds: float = field(
         default=5.0, metadata={"help": "longest processor time of a chat template for one request"}
     )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "file with a chat template to use instead of the model's"}
+    )
     tool_call_parser: str | None = field(
         default=None, metadata={"help": "format of tool calls; default: by the chat template"}
     )
@@ -121,6 +125,24 @@ _POSITIVE = (
     "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
     "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
+
+
+def read_template(path: str) -> str:
+    """The text of a chat template; ConfigError where it cannot be read."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"--chat-template is {path!r}, which cannot be read ({why}). Give a file with a Jinja "
+            "template."
+        ) from None
+    if "messages" not in text:
+        raise ConfigError(
+            f"--chat-template is {path!r}, which does not mention `messages`; give a Jinja "
+            "template for chats."
+        )
+    return text
 
 
 def listen(options: ServerOptions) -> socket.socket:

@@ -45,6 +45,39 @@ def test_values_that_ask_for_what_happens_anyway_change_nothing(http: httpx.Clie
 
 
 @pytest.mark.parametrize(
+    "asked",
+    [
+        {"guided_choice": ["yes", "no"]},
+        {"guided_regex": "yes|no"},
+        {"grammar": 'root ::= "yes" | "no"'},
+        {"guided_grammar": 'root ::= "yes" | "no"'},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_other_servers_names_for_grammars_are_taken(
+    http: httpx.Client, asked: dict[str, Any]
+) -> None:
+    closed = {"chat_template_kwargs": {"thinking": False}}
+    assert text_of(http, **asked, **closed) in ("yes", "no")
+
+
+def test_schemas_under_other_names_are_taken(http: httpx.Client) -> None:
+    closed = {"chat_template_kwargs": {"thinking": False}, "max_tokens": 30}
+    for name in ("guided_json", "json_schema"):
+        assert text_of(http, **{name: {"enum": [12, 13]}}, **closed) in ("12", "13")
+
+
+def test_a_request_may_bring_its_own_id(http: httpx.Client) -> None:
+    answer = http.post("/v1/chat/completions", json={**ASKED, "request_id": "mine-1"})
+    assert answer.json()["id"] == "chatcmpl-mine-1"
+
+
+def test_special_tokens_may_be_left_out_of_a_completion(http: httpx.Client) -> None:
+    body = {"prompt": "ab", "max_tokens": 1, "add_special_tokens": False}
+    assert http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"] == 2
+
+
+@pytest.mark.parametrize(
     ("path", "said"),
     [
         ("/v1/embeddings", "For embeddings ask another one."),

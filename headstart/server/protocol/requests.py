@@ -21,6 +21,7 @@ from headstart.server.protocol.base import (
     FewTokenIds,
     HeadstartFields,
     Part,
+    RequestId,
     StreamOptions,
     Texts,
     Whole,
@@ -81,6 +82,7 @@ class SamplingFields(SamplerFields):
     prompt_logprobs: Whole | None = Field(
         default=None, description="log-probabilities of the prompt, with so many alternatives"
     )
+    request_id: RequestId | None = Field(default=None, description="the id of the answer")
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = Field(
         default=False, description="tokens of log-probabilities as `token_id:N`"

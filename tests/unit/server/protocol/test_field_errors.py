@@ -99,7 +99,7 @@ FAULTS: list[tuple[Callable[[], object], str | None]] = [
     (tools(tool({}), tool({})), "tools"),
     (tools(tool(LIST), tool_choice="required"), "tools[0].function.parameters"),
     (tools(tool({}), tool_choice="never"), "tool_choice"),
-    (tools(tool({}), chat_template=""), "tools"),
+    (tools(tool({}), format=None), "tools"),
     (lambda: prepare([{}, {"role": "user", "tool_calls": []}]), "messages[1]"),
 ]  # fmt: skip
 
