@@ -154,6 +154,17 @@ class ServedModel:
             raise RequestError("text needs a tokenizer and the checkpoint has none.")
         return self.engine.prompts.decode(ids)
 
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What GET /tokenizer_info says."""
+        if self.tokenizer is None:
+            raise RequestError("the checkpoint has no tokenizer.")
+        special = {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
+        return {
+            "tokenizer_class": type(self.tokenizer).__name__, **special,
+            "chat_template": self.chat_template, "model_max_length": self.max_len,
+            "vocab_size": self.engine.model.config.vocab,
+        }  # fmt: skip
+
     def cards(self) -> list[dict[str, Any]]:
         """Entries of GET /v1/models."""
         return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,12 @@ class ServerOptions:
             "help": f"clients must send one of these keys, may be repeated; {API_KEY_VARIABLE} "
             "holds more, separated by commas"
         },
+    )
+    ssl_certfile: str | None = field(
+        default=None, metadata={"help": "TLS: file with the certificate and its chain"}
+    )
+    ssl_keyfile: str | None = field(
+        default=None, metadata={"help": "TLS: file with the key, where it is another one"}
     )
     cors_origin: list[str] | None = field(
         default=None,
@@ -100,6 +107,8 @@ class ServerOptions:
                 raise ConfigError(f"--{flag} is {value}; give a number above 0.")
         if self.max_queue < 0 or self.max_logprobs < 0:
             raise ConfigError("--max-queue and --max-logprobs cannot be below 0.")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("--ssl-keyfile is given without --ssl-certfile; give both.")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"--log-format is {self.log_format!r}; give text or json.")
         if any(not name.strip() for name in self.served_model_name or ()):
@@ -171,8 +180,24 @@ def is_public(listener: socket.socket) -> bool:
     return not (mapped or address).is_loopback
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, options: ServerOptions | None = None) -> str:
     """The address at which this machine reaches the server."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if options is not None and options.ssl_certfile is not None else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def check_certificate(options: ServerOptions) -> None:
+    """ConfigError where the files for TLS cannot be used."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate {options.ssl_certfile!r} with the key "
+            f"{options.ssl_keyfile or options.ssl_certfile!r} cannot be used ({error.args[-1]}). "
+            "Give PEM files, the key without a passphrase."
+        ) from None

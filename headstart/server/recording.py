@@ -38,6 +38,7 @@ class RequestRecord:
 
     arrived: float = field(default_factory=time.perf_counter)
     id: str = "-"
+    request_id: str | None = None  # the client's own
     route: str = ""
     status: int = 0
     model: str = ""
@@ -54,8 +55,9 @@ class RequestRecord:
     def as_fields(self) -> dict[str, Any]:
         """Fields in the order of the line; what is unknown is left out."""
         fields: dict[str, Any] = {
-            "id": self.id, "route": self.route, "status": self.status, "model": self.model,
-            "client": self.client, "stream": self.is_stream, "seconds": round(self.seconds, 6),
+            "id": self.id, "request_id": self.request_id, "route": self.route,
+            "status": self.status, "model": self.model, "client": self.client,
+            "stream": self.is_stream, "seconds": round(self.seconds, 6),
         }  # fmt: skip
         if self.first_token_seconds is not None:
             fields["first_token_seconds"] = round(self.first_token_seconds, 6)

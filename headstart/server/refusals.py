@@ -32,7 +32,7 @@ _NOT_HERE = {
     "audio": "speech", "images": "images", "moderations": "moderation", "files": "files",
     "batches": "batches", "fine_tuning": "fine-tuning", "assistants": "assistants",
     "threads": "threads", "realtime": "speech", "conversations": "kept conversations",
-    "api": "Ollama's API", "completion": "llama.cpp's API", "infill": "filling in",
+    "api": "Ollama's API", "completion": "other engines' own APIs", "infill": "filling in",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any
+from uuid import uuid4
 
 import h11
 from fastapi import Header, Request
@@ -32,9 +33,10 @@ HEADER_SECONDS = 20.0
 STALL_SECONDS = 20.0  # in which a client must take this much of what waits for it, or all
 _LEAST_BYTES = 1 << 18
 _RECORD = "headstart.record"  # key of a scope
-_QUIET = ("/health", "/metrics")  # asked every few seconds; counted, not logged
+_QUIET = ("/health", "/load", "/metrics", "/ping")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
 DONE = b"data: [DONE]\n\n"
+_NAME = re.compile(r"[A-Za-z0-9_.:/=+-]{1,128}")
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -217,11 +219,15 @@ class Observed:
             await self._app(scope, receive, send)
             return
         record, status = record_of(scope), _GONE
+        record.request_id = _request_id(scope)
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                name = record.request_id or (record.id if record.id != "-" else uuid4().hex)
+                own = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+                message = {**message, "headers": own}
             await send(message)
 
         try:
@@ -242,6 +248,12 @@ class Observed:
             self._metrics.http_request(route, scope["method"], status, record.seconds)
             if route not in _QUIET:
                 log_request(record)
+
+
+def _request_id(scope: Scope) -> str | None:
+    """What a client calls its request, if it is a name."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    return given if _NAME.fullmatch(given) else None
 
 
 def encoded(document: Any) -> bytes:

@@ -161,6 +161,23 @@ class Worker:
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
 
+    async def call(self, work: Callable[[Engine], Any]) -> Any:
+        """Do something with the engine, in its thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            assert self.engine is not None
+            try:
+                result = work(self.engine)
+            except Exception as error:
+                self._call_in_loop(_settle, done, None, error)
+            else:
+                self._call_in_loop(_settle, done, result, None)
+
+        self._inbox.put(run)
+        return await done
+
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, whatever the engine is doing."""
         for channel in self._channels:
@@ -304,6 +321,15 @@ class Worker:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
 
 
 def _deliver(events: list[tuple[Channel, Event]]) -> None:
