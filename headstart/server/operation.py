@@ -51,7 +51,7 @@ def add_operation(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
         """The version of Headstart."""
         return document_response({"version": __version__})
 
-    @app.get("/metrics", openapi_extra=_METRICS)
+    @app.get("/metrics", openapi_extra=_METRICS, response_class=Response)
     async def metrics() -> Response:
         """All metrics, in Prometheus' text format."""
         body, kind = await state.rendered_metrics()
