@@ -29,7 +29,7 @@ def scored_by_transformers(model: Any, tokenizer: Any, row: dict[str, Any]) -> f
 
 def read_model(folder: Path) -> tuple[Any, Any]:
     from safetensors.torch import load_file
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     fields = json.loads((folder / "config.json").read_text())
     kind = {"mimo": "qwen2"}.get(fields["model_type"], fields["model_type"])
@@ -40,7 +40,7 @@ def read_model(folder: Path) -> tuple[Any, Any]:
         n: v.float() for file in folder.glob("*.safetensors") for n, v in load_file(file).items()
     }
     model.load_state_dict({n: v for n, v in state.items() if "mtp" not in n}, strict=False)
-    return model, AutoTokenizer.from_pretrained(folder)
+    return model, PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
 
 
 def main() -> None:

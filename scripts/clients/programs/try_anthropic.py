@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import anthropic
-from report import HELLO, PARAMETERS, report
+from client_report import HELLO, PARAMETERS, report
 
 URL = sys.argv[1]
 client = anthropic.Anthropic(base_url=URL, api_key="x", max_retries=0)

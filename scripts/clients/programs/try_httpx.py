@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import httpx
-from report import HELLO, SCHEMA, TOOL, report
+from client_report import HELLO, SCHEMA, TOOL, report
 
 URL = sys.argv[1]
 client = httpx.Client(base_url=URL, timeout=60)

@@ -7,8 +7,8 @@ from typing import Literal
 
 import instructor
 import openai
+from client_report import HELLO, report
 from pydantic import BaseModel
-from report import HELLO, report
 
 URL = sys.argv[1]
 client = instructor.from_openai(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import litellm
-from report import HELLO, SCHEMA, TOOL, report
+from client_report import HELLO, SCHEMA, TOOL, report
 
 URL = sys.argv[1]
 OWN = {"model": "openai/default", "api_base": f"{URL}/v1", "api_key": "x", "num_retries": 0}

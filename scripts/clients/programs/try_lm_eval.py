@@ -7,9 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from client_report import report
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
-from report import report
 
 URL = sys.argv[1]
 TASK = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import openai
-from report import HELLO, SCHEMA, TOOL, report
+from client_report import HELLO, SCHEMA, TOOL, report
 
 URL = sys.argv[1]
 client = openai.OpenAI(base_url=f"{URL}/v1", api_key="x", max_retries=0)

@@ -13,9 +13,9 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
+from client_report import report
 from openai import AsyncOpenAI
 from pydantic import BaseModel
-from report import report
 
 URL = sys.argv[1]
 set_tracing_disabled(True)
@@ -59,8 +59,11 @@ def schema() -> object:
 def stream() -> object:
     import asyncio
 
+    # With an output type: the client takes a streamed answer that max_tokens cut for a failure.
+    own = agent(output_type=Size, model_settings=ModelSettings(max_tokens=200))
+
     async def go() -> list:
-        return [event async for event in Runner.run_streamed(agent(), "hello").stream_events()]
+        return [event async for event in Runner.run_streamed(own, "hello").stream_events()]
 
     return asyncio.run(go())
 

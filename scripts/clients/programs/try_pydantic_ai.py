@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+from client_report import report
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from report import report
 
 URL = sys.argv[1]
 MODEL = OpenAIChatModel("default", provider=OpenAIProvider(base_url=f"{URL}/v1", api_key="x"))
