@@ -252,7 +252,7 @@ class Observed:
 
 def _request_id(scope: Scope) -> str | None:
     """What a client calls its request, if it is a name."""
-    given = dict(scope["headers"]).get(b"x-request-id", b"").decode("latin-1")
+    given = dict(scope.get("headers", ())).get(b"x-request-id", b"").decode("latin-1")
     return given if _NAME.fullmatch(given) else None
 
 
