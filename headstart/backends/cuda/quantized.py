@@ -47,13 +47,21 @@ from headstart.backends.cuda.kernels.groups import (
     shape_for,
 )
 from headstart.backends.cuda.kernels.rows import add_norm, add_norm_fp8, silu_product
+from headstart.backends.cuda.kernels.wide_groups import (
+    PartedRows,
+    parted_rows,
+    parted_silu,
+    partial_wide,
+    takes_wide,
+    wide_shape,
+)
 from headstart.models.linear import Linear
 from headstart.models.quantized import Fp8Linear, GroupLinear
 
 MAX_FP8_ROWS = TILE_ROWS[-1]  # of own tiles, where a library would do
 _COPIED_VALUES = 1 << 27  # of W at a time: memory for the copy, not for an LM head's
 
-Rounded = Fp8Rows | IntegerRows
+Rounded = Fp8Rows | IntegerRows | PartedRows  # rows as kernels of a format read them
 
 
 class KernelLinear(Linear):
@@ -214,18 +222,24 @@ class KernelGroups(KernelLinear):
 
     def partial(self, x: Tensor | Rounded) -> Tensor:
         if isinstance(x, Tensor):
-            if len(x) > MAX_ROWS:
+            if self._is_copied(len(x)):
                 return self.whole(x).unsqueeze(0)
             x = self._rounded(x)
+        if isinstance(x, PartedRows):
+            return partial_wide(x, self.packed)
         assert isinstance(x, IntegerRows)
         return partial_groups(x, self.packed)
 
     def whole(self, x: Tensor) -> Tensor:
         packed = self.packed
         outputs, inputs = packed.shape
-        if len(x) <= MAX_ROWS:
+        if not self._is_copied(len(x)):
+            rows = self._rounded(x)
+            if isinstance(rows, PartedRows):
+                shape = replace(wide_shape(outputs, inputs, len(x)), splits=1)
+                return partial_wide(rows, packed, shape)[0].to(x.dtype)
             shape = replace(shape_for(outputs, inputs, len(x)), splits=1)
-            return partial_groups(self._rounded(x), packed, shape)[0].to(x.dtype)
+            return partial_groups(rows, packed, shape)[0].to(x.dtype)
         x, each = self._gathered(x), copied_rows(inputs)
         if outputs <= each:
             return linear(x, dequantized_groups(packed, x.dtype))
@@ -238,8 +252,12 @@ class KernelGroups(KernelLinear):
 
     def gated_for(self, x: Tensor | Rounded, down: KernelLinear) -> Tensor | Rounded:
         assert isinstance(x, Tensor)
-        if not isinstance(down, KernelGroups) or down.inputs is not None or len(x) > MAX_ROWS:
+        if not isinstance(down, KernelGroups) or down.inputs is not None:
             return self.gated(x)
+        if self._is_copied(len(x)) or down._is_copied(len(x)):
+            return self.gated(x)
+        if takes_wide(down.packed, len(x), down.dtype):
+            return parted_silu(self.partial(x), down.packed.half, down.dtype)
         return silu_integers(self.partial(x), down.packed.half)
 
     def choose(
@@ -248,13 +266,21 @@ class KernelGroups(KernelLinear):
     ) -> Tensor:  # fmt: skip
         if len(x) > MAX_ROWS:
             return super().choose(x, inv_temps, seeds, positions, token_ids)
-        return choose_groups(self._rounded(x), self.packed, inv_temps, seeds, positions, token_ids)
+        rows = integer_rows(self._gathered(x).contiguous(), self.packed.half)
+        return choose_groups(rows, self.packed, inv_temps, seeds, positions, token_ids)
+
+    def _is_copied(self, rows: int) -> bool:
+        """Whether so many are multiplied by a copy in their type."""
+        return rows > MAX_ROWS and not takes_wide(self.packed, rows, self.dtype)
 
     def _gathered(self, x: Tensor) -> Tensor:
         return x if self.inputs is None else x[:, self.inputs]
 
-    def _rounded(self, x: Tensor) -> IntegerRows:
-        return integer_rows(self._gathered(x).contiguous(), self.packed.half)
+    def _rounded(self, x: Tensor) -> IntegerRows | PartedRows:
+        rows, packed = self._gathered(x).contiguous(), self.packed
+        if takes_wide(packed, len(x), x.dtype):
+            return parted_rows(rows, packed.half)
+        return integer_rows(rows, packed.half)
 
 
 def add_norm_for(

@@ -164,20 +164,27 @@ def test_many_rows_go_to_the_library(form: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fp8_library, "takes", lambda rows, *_: True)
     asked = []
 
-    def product(a: Tensor, b: Tensor, **given: Any) -> Tensor:
+    def product(a: Tensor, b: Tensor, first: Tensor, second: Tensor, dtype: Any) -> Tensor:
         assert a.is_contiguous() and b.t().is_contiguous()
-        first, second = given["scale_a"], given["scale_b"]
         asked.append(len(a))
-        if form == "fp8-row":
-            assert first.shape == (len(a), 1) and second.shape == (1, b.shape[1])
-            return ((a.float() * first) @ (b.float() * second)).to(given["out_dtype"])
-        assert first.shape == (len(a), 5) and first.stride(0) == 1, "rows side by side"
-        assert second.shape == (5, 1) and second.stride(1) % 4 == 0, "lines of fours"
-        wide = second.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(b), : b.shape[1]]
-        left = a.float() * first.repeat_interleave(128, 1)
-        return (left @ (b.float() * wide)).to(given["out_dtype"])
+        return ((a.float() * first) @ (b.float() * second)).to(dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", product)
+    def by_rows(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: Any) -> Any:
+        assert scale_a.shape == (len(a), 1) and scale_b.shape == (1, b.shape[1])
+        return product(a, b, scale_a, scale_b, out_dtype)
+
+    def by_blocks(
+        a: Tensor, b: Tensor, first: Tensor, kind: Any, second: Tensor, other: Any, *,
+        output_dtype: Any,
+    ) -> Any:  # fmt: skip
+        assert (kind.name, other.name) == ("BlockWise1x128", "BlockWise128x128")
+        assert first.shape == (len(a), 5) and first.stride() == (1, len(a)), "rows side by side"
+        assert second.shape == (8, 1) and second.stride(0) == 1, "lines of fours"
+        wide = second[:5].repeat_interleave(128, 0).repeat_interleave(128, 1)[:, : b.shape[1]]
+        return product(a, b, first.repeat_interleave(128, 1), wide, output_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", by_rows)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", by_blocks)
     x = random(4, 5 * 128, seed=3)
     assert_near(Kernels().product(x, layer)[0], x @ matrix.T, form)
     assert asked == [4]
