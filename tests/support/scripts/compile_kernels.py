@@ -56,6 +56,7 @@ from headstart.backends.cuda.kernels import (
     shared_prefix,
     sorting,
     streamed,
+    wide_groups,
 )
 from headstart.checkpoint.cache import cache_folder
 
@@ -316,6 +317,10 @@ JOBS: list[Job] = [
     (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128},
      {**FP8, "result": "*fp8e4nv"}),
     (groups._linear, GROUPS_TILE, GROUPS),
+    (wide_groups._linear, {"GROUP": 128, "HALF": 128, "BLOCK_M": 64, "BLOCK_N": 128,
+                           "num_warps": 8}, {**GROUPS, "x": "*bf16", "weight": "*i16"}),
+    (wide_groups._part, {"SPLITS": 2, "HALF": 128, "IS_GATED": True, "BLOCK": 1024},
+     {"source": "*fp32"}),
     (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
     (eight_bits._silu_rows, {"SPLITS": 1, "GROUP": 128, "BLOCK": 1024},
      {**GROUPS, "product": "*fp32", "scales": "*fp32"}),

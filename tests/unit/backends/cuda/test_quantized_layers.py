@@ -18,6 +18,7 @@ from support.interpreted_bf16 import repair_fp8
 
 from headstart.backends.cuda import fp8_library, quantized
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.kernels import wide_groups
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.eight_bits import fp8_rows as fp8_rows_of
 from headstart.backends.cuda.kernels.rows import add_norm
@@ -130,6 +131,21 @@ def test_an_mlp_is_rounded_on_its_way(form: str, rows: int) -> None:
     plain.weight = nn.Parameter(second, requires_grad=False)
     mlp.down = plain  # formats may differ within a layer
     assert_near(kernels.feed(x, mlp, torch.zeros(rows)).sum(0), wanted, form)
+
+
+@pytest.mark.parametrize("form", ["int4", "sorted"])
+def test_more_rows_of_4_bits_keep_their_bits(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_groups, "MOST_FEW", 1)
+    kernels, mlp = Kernels(), MLP(HIDDEN, INNER)
+    (mlp.gate_up, first), (mlp.down, second) = (
+        layer_of(form, 2 * INNER, HIDDEN), layer_of(form, HIDDEN, INNER),
+    )  # fmt: skip
+    x = random(5, HIDDEN, seed=3) / 8
+    gate, up = (x @ first.T).chunk(2, 1)
+    wanted = (silu(gate) * up) @ second.T
+    found = kernels.feed(x, mlp, torch.zeros(5)).sum(0)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=wanted.abs().max() * 1e-5)
+    torch.testing.assert_close(mlp.gate_up(x), x @ first.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["fp8-row", "fp8-block"])
