@@ -34,12 +34,12 @@ from torch import Tensor
 from headstart.backends.cuda.compiling import compiled_together
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.eight_bits import integer_rows
-from headstart.backends.cuda.kernels.groups import (
+from headstart.backends.cuda.kernels.group_packing import (
     PackedGroups,
     dequantized_groups,
     packed_groups,
-    partial_groups,
 )
+from headstart.backends.cuda.kernels.groups import partial_groups
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.wide_groups import parted_rows, partial_wide, wide_shape
 from headstart.models.linear import Linear

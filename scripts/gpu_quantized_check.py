@@ -37,9 +37,10 @@ from torch import Tensor, nn
 from headstart.backends.cuda import fp8_library
 from headstart.backends.cuda.attending import cut_for
 from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.fp8_linear import KernelFp8
 from headstart.backends.cuda.kernels.attention import paged_attention, usual_context
 from headstart.backends.cuda.kernels.eight_bits import GROUP, fp8_rows
-from headstart.backends.cuda.quantized import KernelFp8, hold_for_kernels
+from headstart.backends.cuda.quantized import hold_for_kernels
 from headstart.backends.cuda.quantized_experts import hold_experts
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.quantized import weights as stored

@@ -6,8 +6,9 @@ lose their zero point, exactly; the sums of a group get its scale in fp32. So ro
 bits, a row costs one product instead of the two of a pair of integers (`groups.py`), and nothing
 but the sums is converted.
 
-A word of 16 bits has codes of four columns that do not follow one another (`groups.planar`): even
-ones, then odd ones of each `half` inputs. Rows are laid out in that order first (`PartedRows`).
+A word of 16 bits has codes of four columns that do not follow one another (`group_packing.planar`):
+even ones, then odd ones of each `half` inputs. Rows are laid out in that order first
+(`PartedRows`).
 
 M rows, N outputs, K inputs, S splits.
 """
@@ -21,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.groups import PackedGroups
+from headstart.backends.cuda.kernels.group_packing import PackedGroups
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, splits_for, tile_rows
 

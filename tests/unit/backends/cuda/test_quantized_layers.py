@@ -16,21 +16,16 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda import fp8_library, quantized
+from headstart.backends.cuda import fp8_library, fp8_linear, group_linear
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.fp8_linear import KernelFp8
+from headstart.backends.cuda.group_linear import KernelGroups, copied_bytes
+from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels import wide_groups
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.eight_bits import fp8_rows as fp8_rows_of
 from headstart.backends.cuda.kernels.rows import add_norm
-from headstart.backends.cuda.quantized import (
-    KernelFp8,
-    KernelGroups,
-    KernelLinear,
-    add_norm_for,
-    copied_bytes,
-    hold_for_kernels,
-    round_to_fp8,
-)
+from headstart.backends.cuda.quantized import add_norm_for, hold_for_kernels, round_to_fp8
 from headstart.checkpoint.quantized.weights import (
     Fp8Weight,
     GroupWeight,
@@ -57,10 +52,10 @@ DTYPE = torch.float32
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         repair_fp8(monkeypatch)
-    monkeypatch.setattr(quantized, "MAX_FUSED_ROWS", {False: FUSED, True: FUSED})
-    monkeypatch.setattr(quantized, "MAX_FP8_ROWS", MOST)
-    monkeypatch.setattr(quantized, "MAX_ROWS", MOST)
-    monkeypatch.setattr(quantized, "_COPIED_VALUES", 48 * HIDDEN)  # a matrix in parts
+    monkeypatch.setattr(fp8_linear, "MAX_FUSED_ROWS", {False: FUSED, True: FUSED})
+    monkeypatch.setattr(fp8_linear, "MAX_FP8_ROWS", MOST)
+    monkeypatch.setattr(group_linear, "MAX_ROWS", MOST)
+    monkeypatch.setattr(group_linear, "_COPIED_VALUES", 48 * HIDDEN)  # a matrix in parts
 
 
 def weight_of(form: str, outputs: int, inputs: int) -> QuantizedWeight:
@@ -241,7 +236,7 @@ def test_groups_too_small_for_kernels_are_dequantised_with_a_note() -> None:
 def test_copies_for_many_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.ModuleList([layer_of("int4", INNER, HIDDEN)[0], layer_of("int4", 32, HIDDEN)[0]])
     assert copied_bytes(module, torch.bfloat16) == 48 * HIDDEN * 2  # a part of the larger one
-    monkeypatch.setattr(quantized, "_COPIED_VALUES", 1 << 27)
+    monkeypatch.setattr(group_linear, "_COPIED_VALUES", 1 << 27)
     assert copied_bytes(module, torch.bfloat16) == INNER * HIDDEN * 2
     assert copied_bytes(nn.ModuleList([layer_of("fp8-row", 64, 64)[0]]), DTYPE) == 0
 

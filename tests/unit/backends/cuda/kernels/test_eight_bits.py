@@ -21,14 +21,13 @@ from headstart.backends.cuda.kernels.eight_bits import (
     silu_integers,
 )
 from headstart.backends.cuda.kernels.fp8_products import choose_fp8, gated_fp8, partial_fp8
-from headstart.backends.cuda.kernels.groups import (
+from headstart.backends.cuda.kernels.group_packing import (
     PackedGroups,
-    choose_groups,
     dequantized_groups,
     half_for,
     packed_groups,
-    partial_groups,
 )
+from headstart.backends.cuda.kernels.groups import choose_groups, partial_groups
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.wide_groups import PartedRows, parted_rows, partial_wide
 
