@@ -92,8 +92,8 @@ def measure(name: str, rows: int, *, has_zeros: bool) -> list[dict[str, Any]]:
     for label, run in ways:
         try:
             result = run(copies[0]).sum(0)
-        except Exception as error:  # a cut that does not fit
-            print(f"   left out: {label}: {type(error).__name__}", flush=True)
+        except Exception as problem:  # a cut that does not fit
+            print(f"   left out: {label}: {type(problem).__name__}", flush=True)
             continue
         error = float((result - wanted).norm() / wanted.norm())
         assert error < 0.01, f"{name} {label} is off by {error:.4f}"
@@ -134,7 +134,10 @@ def main() -> None:
                     document = {"device": device_name(), "results": results}
                     given.json.write_text(json.dumps(document, indent=1))
         x = torch.randn(rows, 4096 if DEVICE.type == "cuda" else 512, device=DEVICE, dtype=DTYPE)
-        own = {"integer_rows": integer_rows, "parted_rows": partial(parted_rows, half=GROUP)}
+        own: dict[str, Callable[[Tensor], Any]] = {
+            "integer_rows": integer_rows,
+            "parted_rows": partial(parted_rows, half=GROUP),
+        }
         took = {label: round(seconds_over(run, [x, x]) * 1e6, 2) for label, run in own.items()}
         print(f"{rows:4d} rows laid out, us: {took}", flush=True)
 
