@@ -22,11 +22,11 @@ from headstart.backends.cuda.kernels.attention import (
     usual_context,
 )
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
+from headstart.backends.cuda.kernels.gates import gate_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.backends.cuda.kernels.rows import (
     add_norm,
     begin_norm,
-    gate_rows,
     place_qkv,
     silu_product,
 )
@@ -217,15 +217,19 @@ def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("seen", "pieces"), [([60, 60, 60], 1), ([9, 9, 60], 2), ([1, 1, 1], 1)], ids=str
+    ("seen", "levels", "pieces"),
+    [([60, 60, 60], 1, 1), ([9, 9, 60], 1, 2), ([1, 1, 1], 1, 1), ([60, 60, 60], 3, 2)],
+    ids=str,
 )
-def test_only_contexts_longer_than_usual_are_cut(seen: list[int], pieces: int) -> None:
+def test_only_contexts_longer_than_usual_are_cut_further(
+    seen: list[int], levels: int, pieces: int
+) -> None:
     """By the tokens of a piece: a quarter more than the mean, and no fewer than `least`."""
-    cut = Cut(pieces=4, least=16, levels=True, step=16)
+    cut = Cut(pieces=4, least=16, levels=levels, step=16)
     places = torch.tensor([*seen, -1], dtype=torch.int32, device=DEVICE)
     usual = usual_context(places, cut)
     assert usual is not None
-    assert usual.item() == max(16, sum(seen) // 3 * 5 // 4)
+    assert usual.item() == max(16, sum(seen) // 3 * 5 // 4 // levels)
     each = -(-int(usual.item()) // 16) * 16
     assert -(-(max(seen) + 1) // each) == pieces
     k_cache, v_cache = random(2, 64, 1, 16).unbind()
@@ -296,7 +300,8 @@ def test_rows_of_a_packed_pass_attend_as_by_themselves(
     paged_attention(q, k_cache, v_cache, tables, numbers(2, 40, -1), packed=decoding, **sizes)
     groups = Packed(5, result, numbers(10, 13, 0), numbers(3, 2, 0))
     seen = numbers(31, 0, -1)
-    assert paged_attention(q, k_cache, v_cache, tables, seen, packed=groups, **sizes) is result
+    found = paged_attention(q, k_cache, v_cache, tables, seen, packed=groups, **sizes)
+    assert found.data_ptr() == result.data_ptr()
     for rows, first in ((range(5), 2), (range(5, 10), 40), (range(10, 13), 31), (range(13, 15), 0)):
         own = q[rows.start : rows.stop].unsqueeze(0).contiguous()
         wanted = paged_attention(own, k_cache, v_cache, tables[:1], numbers(first), **sizes)[0]
