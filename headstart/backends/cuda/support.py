@@ -70,8 +70,9 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model has MLPs without gates, or layers that are a mixer or an MLP alone"
     if any(kind.norms == "after" for kind in kinds):
         return "the model norms what attention and MLPs give"
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
+    limits = [limit for kind in kinds for limit in (kind.limit, kind.shared_limit)]
+    if any(limit is not None and limit.is_before for limit in limits):
+        return "the model cuts off inner products before their activation"
     if config.delta is not None and config.delta.by_channel:
         return f"channels of {config.model_type} models' memories fade each by itself"
     if config.mla is not None:
