@@ -113,27 +113,40 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: fully supported families with kernels for GPUs; the others by name."""
+    """The README's table: fully supported families with kernels for GPUs; the others by name.
+
+    Families of which it says the same share a row.
+    """
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",
     ]
     complete = [row for row in rows if row["files"] == "complete"]
+    alike: dict[str, list[dict[str, Any]]] = {}
     for row in complete:
         if row["engine_gpu"] == "kernels":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
-            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
+            alike.setdefault(f"{count} | {here} | {engines}", []).append(row)
+    for said, own in alike.items():
+        models = "; ".join(row["models"] for row in own)
+        lines.append(f"| {_names(own)} | {models} | {said} |")
     plain = [row for row in complete if row["engine_gpu"] == "plain"]
     files = [row for row in complete if row["engine_cpu"] == "no"]
-    for start, named in (
-        ("The same, but plain PyTorch on GPUs", plain),
-        ("Files and launching only", files),
-    ):
-        names = ", ".join(f"`{row['family']}`" for row in named)
-        lines += ["", *wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)]
+    others = " ".join(
+        f"{start}: {_names(named)}."
+        for start, named in (
+            ("The same, but plain PyTorch on GPUs", plain),
+            ("Files and launching only", files),
+        )
+    )
+    lines += ["", *wrap(others, _WIDTH, break_on_hyphens=False)]
     return "\n".join(lines)
+
+
+def _names(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(f"`{row['family']}`" for row in rows)
 
 
 def _formats(row: dict[str, Any]) -> str:

@@ -127,14 +127,13 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
     ),
     "several modules on a GPU": (facts(device="cuda", modules=3), {}, "cuda", []),
     "several parallel modules on a GPU": (
-        facts(device="cuda", modules=3, topology="parallel"), {}, "torch",
-        ["the head has 3 modules, which all read the trunk's states", "device"],
+        facts(device="cuda", modules=3, topology="parallel"), {}, "cuda", [],
     ),
-    "sliding windows on a GPU": (
-        facts("step3p5", "cuda"), {}, "torch", ["the model has sliding windows", "device"],
-    ),
-    "an indexer on a GPU": (
-        facts("deepseek_v32", "cuda"), {}, "torch", ["what a row sees by an indexer", "device"],
+    "sliding windows on a GPU": (facts("step3p5", "cuda"), {}, "cuda", []),
+    "an indexer on a GPU": (facts("deepseek_v32", "cuda"), {}, "cuda", []),
+    "exact latents on a GPU": (facts("deepseek_v3", "cuda"), {"exact": True}, "cuda", []),
+    "Mamba layers on a GPU": (
+        facts("nemotron_h", "cuda"), {}, "torch", ["models have Mamba layers", "device"],
     ),
 }  # fmt: skip
 
@@ -180,21 +179,17 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts(dtype=F64), {"kernels": "on"},
         "kernels on was asked for and numbers are float64. Use kernels auto",
     ),
-    "kernels for sliding windows on a GPU": (
-        facts("step3p5", "cuda"), {"kernels": "on"},
-        "kernels on was asked for and the model has sliding windows",
+    "kernels for Mamba layers on a GPU": (
+        facts("nemotron_h", "cuda"), {"kernels": "on"},
+        "kernels on was asked for and nemotron_h models have Mamba layers",
     ),
     "int8 by interpreted kernels": (
         facts(), {"kernels": "on", "weights": "int8"},
         "kernels on was asked for and weights are int8",
     ),
     "fp8 where the kernels do not run": (
-        facts(device="cuda", modules=2, topology="parallel"), {"weights": "fp8"},
-        "weights fp8 needs the kernels and the head has 2 modules, .* states. Use weights as-dtype",
-    ),
-    "exact latents on a GPU": (
-        facts("deepseek_v3", "cuda"), {"exact": True},
-        "exact needs the kernels on a GPU and deepseek_v3 models have latent attention",
+        facts("nemotron_h", "cuda"), {"weights": "fp8"},
+        "weights fp8 needs the kernels and nemotron_h models have .* layers. Use weights as-dtype",
     ),
     "exact recurrent layers on a GPU": (
         facts("qwen3_next", "cuda"), {"exact": True},
@@ -204,9 +199,9 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts("deepseek_v3"), {"kv_dtype": "fp8"},
         "kv_dtype fp8 was asked for and deepseek_v3 models keep latents, which are held in",
     ),
-    "fp8 K/V where the kernels do not run": (
-        facts(device="cuda", modules=2, topology="parallel"), {"kv_dtype": "fp8"},
-        "kv_dtype fp8 needs the kernels on a GPU and the head has 2 modules, .* Leave kv_dtype out",
+    "fp8 K/V with windows": (
+        facts("step3p5", "cuda"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 needs the kernels on a GPU and the model has windows .* Leave kv_dtype out",
     ),
     "int8 drafts on a CPU": (
         facts(), {"draft_weights": "int8"},
