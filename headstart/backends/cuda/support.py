@@ -51,8 +51,6 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return "the GPU does not convert 8-bit floats (compute capability 8.9 or more does)"
     if options.kv_dtype == "fp8" and _has_windows(config):
         return "the model has windows or values of another size, whose K/V are as they are"
-    if options.exact and config.recurrent is not None:
-        return f"{config.model_type} models have recurrent layers, whose kernels are inexact"
     reasons = map(why_unsupported, [config, *([head.config] if head is not None else [])])
     return next((reason for reason in reasons if reason is not None), None)
 

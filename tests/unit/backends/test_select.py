@@ -132,6 +132,7 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
     "sliding windows on a GPU": (facts("step3p5", "cuda"), {}, "cuda", []),
     "an indexer on a GPU": (facts("deepseek_v32", "cuda"), {}, "cuda", []),
     "exact latents on a GPU": (facts("deepseek_v3", "cuda"), {"exact": True}, "cuda", []),
+    "exact recurrent layers on a GPU": (facts("qwen3_next", "cuda"), {"exact": True}, "cuda", []),
     "Mamba layers on a GPU": (
         facts("nemotron_h", "cuda"), {}, "torch", ["models have Mamba layers", "device"],
     ),
@@ -190,10 +191,6 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "fp8 where the kernels do not run": (
         facts("nemotron_h", "cuda"), {"weights": "fp8"},
         "weights fp8 needs the kernels and nemotron_h models have .* layers. Use weights as-dtype",
-    ),
-    "exact recurrent layers on a GPU": (
-        facts("qwen3_next", "cuda"), {"exact": True},
-        "exact needs the kernels on a GPU and qwen3_next models have recurrent layers",
     ),
     "fp8 K/V of latents": (
         facts("deepseek_v3"), {"kv_dtype": "fp8"},
