@@ -298,7 +298,7 @@ JOBS: list[Job] = [
                                  "TABLE_INTERLEAVED": True, "BLOCK": 128, "BLOCK_P": 32}, INDEX),
     (index_choice._scores, {"ROWS": 4, "HEADS": 64, "DIM": 128, "BLOCK_H": 64, "BLOCK_D": 128,
                             "PAGE": 16, "STEP": 64, "num_stages": 2}, INDEX),
-    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 2048, "num_warps": 8}, INDEX),
+    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 8192, "num_warps": 16}, INDEX),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
     (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,
