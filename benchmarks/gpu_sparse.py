@@ -46,10 +46,10 @@ def measure(requests: int, rows: int, context: int, given: argparse.Namespace) -
     chosen, last = choose_entries(scores, texts, given.top_k, lines)
 
     def attend(tables: Tensor, seen: Tensor, each: int, page: int, most: int) -> Tensor:
-        parts = (part.view(len(seen), each, given.heads, -1) for part in (lifted, turned))
+        own, rest = (part.view(len(seen), each, given.heads, -1) for part in (lifted, turned))
         cut = cut_for(len(seen), each * given.heads, DTYPE.itemsize)
         return latent_attention(
-            *parts, entries, tables, seen, scale=0.1, block_size=page, max_context=most, cut=cut
+            own, rest, entries, tables, seen, scale=0.1, block_size=page, max_context=most, cut=cut
         )
 
     steps: dict[str, Callable[[], object]] = {
