@@ -113,40 +113,27 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: fully supported families with kernels for GPUs; the others by name.
-
-    Families of which it says the same share a row.
-    """
+    """The README's table: fully supported families with kernels for GPUs; the others by name."""
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",
     ]
     complete = [row for row in rows if row["files"] == "complete"]
-    alike: dict[str, list[dict[str, Any]]] = {}
     for row in complete:
         if row["engine_gpu"] == "kernels":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
-            alike.setdefault(f"{count} | {here} | {engines}", []).append(row)
-    for said, own in alike.items():
-        models = "; ".join(row["models"] for row in own)
-        lines.append(f"| {_names(own)} | {models} | {said} |")
+            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
     plain = [row for row in complete if row["engine_gpu"] == "plain"]
     files = [row for row in complete if row["engine_cpu"] == "no"]
-    others = " ".join(
-        f"{start}: {_names(named)}."
-        for start, named in (
-            ("The same, but plain PyTorch on GPUs", plain),
-            ("Files and launching only", files),
-        )
-    )
-    lines += ["", *wrap(others, _WIDTH, break_on_hyphens=False)]
+    for start, named in (
+        ("The same, but plain PyTorch on GPUs", plain),
+        ("Files and launching only", files),
+    ):
+        names = ", ".join(f"`{row['family']}`" for row in named)
+        lines += ["", *wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)]
     return "\n".join(lines)
-
-
-def _names(rows: list[dict[str, Any]]) -> str:
-    return ", ".join(f"`{row['family']}`" for row in rows)
 
 
 def _formats(row: dict[str, Any]) -> str:
@@ -155,18 +142,16 @@ def _formats(row: dict[str, Any]) -> str:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from headstart.cli.look import console_of, table_of
 
-    from headstart.report.terminal import Console
-
-    table = Table(box=None, padding=(0, 1, 0, 0))
     titles = (
         "family", "models", "modules", "files", "formats", "CPU", "GPU", "training",
         "engines (since)",
     )  # fmt: skip
-    for title in titles:
-        is_list = title in ("models", "formats", "engines (since)")  # the others are words
-        table.add_column(title, overflow="fold", no_wrap=not is_list)
+    table = table_of(titles, left=titles)
+    for column in table.columns:
+        is_list = column.header in ("models", "formats", "engines (since)")  # others are words
+        column.overflow, column.no_wrap = "fold", not is_list
     for row in rows:
         engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
         colour = "green" if row["files"] == "complete" else "yellow"
@@ -175,7 +160,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"[{colour}]{row['files']}[/]", _formats(row), row["engine_cpu"], row["engine_gpu"],
             row["training"], engines or "-",
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = console_of()
     console.print(table)
     for row in rows:
         if row["files"] == "complete" and row["engine_lacks"]:
