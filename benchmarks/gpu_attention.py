@@ -2,7 +2,7 @@
 
 PYTHONPATH=. python3 benchmarks/gpu_attention.py [--requests 16,80] [--rows 1,2,4] [--context 3250]
     [--mixed] [--max-context 8192] [--heads 32] [--kv-heads 8] [--dim 128] [--kv-dtype fp8]
-    [--own-cut]
+    [--own-cut | --own-steps]
 
 Blocks of a request lie anywhere in the cache, several caches are read in turn, and launches are
 captured in a graph. With --mixed contexts are as long as those of mixed loads over HTTP (at most
@@ -48,7 +48,7 @@ STEPS = [
     (64, 4, 2, None), (64, 4, 2, 96), (64, 4, 3, None), (64, 4, 1, None), (32, 4, 4, None),
     (32, 4, 3, 80), (128, 8, 2, None), (128, 4, 1, None), (64, 4, 4, None), (64, 8, 3, None),
 ]  # fmt: skip
-PIECES = [(32, 192), (16, 512), (16, 768), (16, 1024), (8, 2048), (8, 4096)]
+PIECES = [(8, 256), (8, 384), (32, 192), (16, 512), (16, 768), (16, 1024), (8, 2048), (8, 4096)]
 
 
 @dataclass(frozen=True)
@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--own-cut", action="store_true", help="try no other cuts: much quicker")
+    parser.add_argument("--own-steps", action="store_true", help="try other pieces only")
     parser.add_argument("--kv-dtype", choices=("as-dtype", "fp8"), default="as-dtype")
     given = parser.parse_args()
     others = [
@@ -192,7 +193,10 @@ def main() -> None:
             contexts, plain = in_fp8(contexts)
             ratio = compare(contexts, plain, cut_for(requests, rows))
             print(f"{requests:4} requests, {rows} rows: {ratio}", flush=True)
-        found = measure(contexts, [cut_for(requests, rows), *others])
+        own = cut_for(requests, rows)
+        if given.own_steps:
+            others = [replace(own, pieces=pieces, least=least) for pieces, least in PIECES]
+        found = measure(contexts, [own, *others])
         results.append({"requests": requests, "rows": rows, "cuts": found, **ratio})
         for place, row in enumerate(found[: 1 + _SHOWN]):
             name = "the engine's" if place == 0 else ""

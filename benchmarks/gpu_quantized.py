@@ -50,13 +50,12 @@ from headstart.backends.cuda.kernels.eight_bits import (
     silu_integers,
 )
 from headstart.backends.cuda.kernels.fp8_products import BLOCK, choose_fp8, gated_fp8, partial_fp8
-from headstart.backends.cuda.kernels.groups import (
+from headstart.backends.cuda.kernels.group_packing import (
     PackedGroups,
-    choose_groups,
     dequantized_groups,
     packed_groups,
-    partial_groups,
 )
+from headstart.backends.cuda.kernels.groups import choose_groups, partial_groups
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.rows import silu_product
 from headstart.models.linear import Linear

@@ -45,7 +45,10 @@ _SPARE_TOKENS = 64
 _GIB = 2**30
 # Of the GPU, beside weights and K/V: context, captured rounds, workspace, copies for drafts.
 _BESIDE = {"headstart": 4.0, "vllm": 5.0}
-_TOLD = re.compile(r"Kernel|backend|DeepGEMM|DeepGemm|Model loading took|Marlin|Machete", re.I)
+_TOLD = re.compile(
+    r"(Using|Selected) \S+ (for|attention backend)|\S+ MoE backend|MLA prefill backend|"
+    r"DeepGEMM|Model loading took"
+)
 _MIMO, _DEEPSEEK = "mimo-7b", "deepseek-v3,layers=8,experts=32,vocab=32768"
 
 
@@ -232,7 +235,10 @@ class Run:
         """Rows of a case, while nobody else runs; then its engines end."""
         keys = [(name, engine) for engine in self._given.engines]
         workers = [self._engines[key] for key in keys if self._ready.get(key)]
-        starting = [w for key, w in self._engines.items() if key not in self._ready]
+        starting = [
+            worker for key, worker in self._engines.items()
+            if key not in self._ready and key not in keys
+        ]  # fmt: skip
         for worker in starting:
             worker.pause()
         began = time.perf_counter()
@@ -249,6 +255,10 @@ class Run:
             self._tokens_per_step(name, worker)
         self.say(f"{name}: measured in {time.perf_counter() - began:.0f} s")
         for key in keys:
+            if key not in self._ready and key in self._engines:
+                log = self._engines[key].log
+                self.document["cases"][name]["engines"][key[1]] = {"unready_log": log[-3000:]}
+                self._fail(f"{name}: {key[1]} was not there in time; it said last: {_last(log)}")
             if key in self._engines:
                 self._engines.pop(key).stop()
             self._ready.setdefault(key, None)
@@ -311,6 +321,10 @@ def _why(failure: str) -> str:
     lines = [line.strip() for line in failure.strip().splitlines() if line.strip()] or [""]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines)[-1][-400:]
+
+
+def _last(log: str) -> str:
+    return next((line.strip()[-200:] for line in log.splitlines()[::-1] if line.strip()), "nothing")
 
 
 def page(document: dict[str, Any]) -> str:

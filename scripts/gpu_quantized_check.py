@@ -37,9 +37,11 @@ from torch import Tensor, nn
 from headstart.backends.cuda import fp8_library
 from headstart.backends.cuda.attending import cut_for
 from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.fp8_linear import KernelFp8
+from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels.attention import paged_attention, usual_context
 from headstart.backends.cuda.kernels.eight_bits import GROUP, fp8_rows
-from headstart.backends.cuda.quantized import KernelFp8, hold_for_kernels
+from headstart.backends.cuda.quantized import hold_for_kernels
 from headstart.backends.cuda.quantized_experts import hold_experts
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.quantized import weights as stored
@@ -49,7 +51,6 @@ from headstart.heads.quantized_copy import quantized_copy
 from headstart.models.attention import empty_fp8_cache
 from headstart.models.feed_forward import MoE
 from headstart.models.kv_fp8 import to_kv_fp8
-from headstart.models.linear import Linear
 from headstart.models.moe_config import MoeConfig
 from headstart.models.quantized import quantized_module
 from headstart.sampling.params import SamplingParams
@@ -63,7 +64,7 @@ ROWS = (1, 4, 16, 33, 64, 100, 128, 320, 1024) if HAS_GPU else (1, 5)
 SHAPES = [(6144, 4096), (4096, 11008), (576, 7168)] if HAS_GPU else [(256, 384), (192, 256)]
 # requests, rows of each, tokens of a context
 CONTEXTS = [(1, 1, 700), (1, 4, 3000), (16, 4, 1500), (80, 4, 1500), (3, 32, 900)]
-MODELS = [
+MODELS: list[tuple[str, str | None, dict[str, Any]]] = [
     ("mimo", "fp8-row", {}), ("mimo", "fp8-block", {}), ("mimo", "awq", {}), ("mimo", "gptq", {}),
     ("mimo", "compressed-tensors", {}), ("mimo", None, {"kv_dtype": "fp8"}),
     ("mimo", None, {"weights": "fp8"}), ("glm4_moe", "fp8-row", {}),
@@ -105,15 +106,15 @@ def weight_of(form: str, *shape: int) -> QuantizedWeight:
     return GroupWeight(bits, packed, kept, zeros if form == "int4-zeros" else None)
 
 
-def held(weight: QuantizedWeight) -> Linear:
+def held(weight: QuantizedWeight) -> KernelLinear:
     around = nn.Module()
     around.layer = quantized_module(weight, None, DTYPE)
     hold_for_kernels(around)
-    assert isinstance(around.layer, Linear)
+    assert isinstance(around.layer, KernelLinear)
     return around.layer
 
 
-def as_rounded(layer: Linear, x: Tensor) -> Tensor:
+def as_rounded(layer: KernelLinear, x: Tensor) -> Tensor:
     """Rows as the layer's kernels see them, where those are 8-bit floats."""
     if not isinstance(layer, KernelFp8):
         return x.float()
@@ -237,7 +238,8 @@ def engine(number: str) -> Iterator[Check]:
     with tempfile.TemporaryDirectory() as work:
         kept = None if weights is None else partial(quantized_copy, weights=weights)
         folder = write_tiny(variant, Path(work) / "model", stored_as=kept)
-        for device, dtype, own in (("cpu", "float32", {}), ("cuda", "bfloat16", options)):
+        none: dict[str, Any] = {}
+        for device, dtype, own in (("cpu", "float32", none), ("cuda", "bfloat16", options)):
             made = Engine(
                 folder, device=device, dtype=dtype, speculate=3, kv_bytes=1 << 26,
                 max_running_requests=4, **own,

@@ -97,8 +97,8 @@ class Worker:
     @property
     def is_overdue(self) -> bool:
         """Whether its start has taken longer than it may."""
-        patience = self.settings.get("patience")
-        return bool(patience) and time.time() - self._began - self.waited > patience
+        patience = self.settings.get("patience") or float("inf")
+        return time.time() - self._began - self.waited > float(patience)
 
     @property
     def log(self) -> str:

@@ -48,28 +48,33 @@ def from_bandwidth(
     *,
     bytes_per_weight: float,
     bandwidth: float,
+    lm_head_bytes: float | None = None,
+    draft_bytes: float | None = None,
     draft_tokens: int | None = None,
     head: ModelConfig | None = None,
 ) -> CostTable:
     """Costs from bytes read: `bandwidth` in bytes per second, `draft_tokens` of a draft vocabulary,
-    `head` the sizes of its block where they are not the trunk's.
+    `head` the sizes of its block where they are not the trunk's. A weight of the LM head, and of
+    all that drafts, may have another number of bytes than one of the trunk's layers.
 
     K/V and activations are left out, and so are fixed overheads: right for short contexts.
     """
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ConfigError(f"the bandwidth is {bandwidth:g}; give bytes per second above 0.")
     seconds = bytes_per_weight / bandwidth
+    drafting = (bytes_per_weight if draft_bytes is None else draft_bytes) / bandwidth
+    lm_head_seconds = (bytes_per_weight if lm_head_bytes is None else lm_head_bytes) / bandwidth
     head = head or config
     lm_head = config.vocab * config.hidden
     drafted = (config.vocab if draft_tokens is None else draft_tokens) * config.hidden
-    trunk = sum(_layer_weights(config, kind) for kind in config.layers) + lm_head
+    trunk = sum(_layer_weights(config, kind) for kind in config.layers)
     draft = 2 * config.hidden**2 + _layer_weights(head, head.head_layer) + drafted
     experts = sum(_expert_weights(config, kind) for kind in config.layers)
     return CostTable(
-        trunk * seconds,
-        draft * seconds,
+        trunk * seconds + lm_head * lm_head_seconds,
+        draft * drafting,
         experts * seconds,
-        _expert_weights(head, head.head_layer) * seconds,
+        _expert_weights(head, head.head_layer) * drafting,
         0.0 if config.moe is None else config.moe.top_k / config.moe.num_experts,
     )
 

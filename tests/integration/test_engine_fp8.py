@@ -18,7 +18,9 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda.quantized import KernelFp8, KernelGroups, KernelLinear
+from headstart.backends.cuda.fp8_linear import KernelFp8
+from headstart.backends.cuda.group_linear import KernelGroups
+from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.quantized_experts import KernelGroupStack
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError

@@ -155,7 +155,7 @@ def test_kernels_of_a_gpu_draft_with_it(
     pytest.importorskip("triton")
     from support.interpreted_bf16 import repair_fp8
 
-    from headstart.backends.cuda.quantized import KernelLinear
+    from headstart.backends.cuda.kernel_linear import KernelLinear
 
     repair_fp8(monkeypatch)
     settings = {"dtype": "float32", "kernels": "on", "max_model_len": 32, "kv_bytes": 1 << 18}

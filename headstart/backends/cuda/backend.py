@@ -19,17 +19,14 @@ from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_prompt_recur
 from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.group_linear import copied_bytes
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
+from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.packed import captured_rows
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
-from headstart.backends.cuda.quantized import (
-    KernelLinear,
-    copied_bytes,
-    hold_for_kernels,
-    round_to_fp8,
-)
+from headstart.backends.cuda.quantized import hold_for_kernels, round_to_fp8
 from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.recurrent_prompts import prompt_recur

@@ -16,7 +16,7 @@ from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_repeat
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
-from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
+from headstart.backends.cuda.launched import LaunchedRound, WaitingRound
 from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
@@ -41,6 +41,7 @@ from headstart.backends.rounds import (
     SizeTimes,
 )
 from headstart.backends.rows import TrunkOutput, TrunkRows
+from headstart.backends.scores import to_host
 from headstart.models.linear_attention import DeltaNet
 from headstart.sampling.params import Row, SamplingParams
 

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from headstart.backends.cuda.attending import Attend, Sight, packed, paged
 from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.fp8_linear import KernelFp8
 from headstart.backends.cuda.int8 import Int8Rows
+from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
@@ -35,7 +37,7 @@ from headstart.backends.cuda.latent import (
     place_latents,
     queries_of,
 )
-from headstart.backends.cuda.quantized import KernelFp8, KernelLinear, add_norm_for
+from headstart.backends.cuda.quantized import add_norm_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.grouped_attention import Attention

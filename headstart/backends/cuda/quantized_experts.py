@@ -9,12 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headstart.backends.cuda.fp8_linear import KernelFp8
+from headstart.backends.cuda.group_linear import KernelGroups
 from headstart.backends.cuda.kernels.eight_bits import GROUP
-from headstart.backends.cuda.kernels.groups import PackedGroups, half_for, planar
+from headstart.backends.cuda.kernels.group_packing import PackedGroups, half_for, planar
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts
-from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
 from headstart.checkpoint.quantized.weights import fp8_rows
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear, Stack

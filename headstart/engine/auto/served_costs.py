@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 
 from headstart.backends.base import Backend, Weights
+from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.core import EngineCore
 from headstart.engine.options import EngineOptions
@@ -88,6 +89,9 @@ class EngineCosts:
         return self.times[size]
 
 
+_INT4_BYTES = 0.5 + 2 / INT4_GROUP  # of a weight, with its share of the group's scale
+
+
 @dataclass(frozen=True)
 class BandwidthCosts:
     """Bytes that are read, at so many GB/s."""
@@ -101,9 +105,14 @@ class BandwidthCosts:
 
     def of(self, model: LoadedModel, size: int | None) -> Costs:
         assert model.head is not None
-        each = model.dtype.itemsize if self.weights == "as-dtype" else 1
+        plain = model.dtype.itemsize
+        each = {"as-dtype": plain, "int8": 1, "fp8": 1, "int4": _INT4_BYTES}[self.weights]
         return from_bandwidth(
             model.config, bytes_per_weight=each, bandwidth=self.bandwidth * 1e9,
+            # `backends/weights.py`, and `round_to_fp8`, which leaves the LM head as it is; what
+            # drafts is rounded to 8 bits in all of them.
+            lm_head_bytes=plain if self.weights in ("as-dtype", "fp8") else 1,
+            draft_bytes=plain if self.weights == "as-dtype" else 1,
             draft_tokens=size, head=model.head.config,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.backends.cuda.attending import cut_for
+from headstart.backends.cuda.attending import LEAST_SHARING, cut_for
 from headstart.backends.cuda.kernels import (
     attention,
     attention_fp8,
@@ -32,6 +32,7 @@ from headstart.backends.cuda.kernels import (
     eight_bits,
     fp8_products,
     gates,
+    group_packing,
     groups,
     index_choice,
     index_rows,
@@ -61,6 +62,7 @@ from headstart.backends.cuda.kernels import (
     shared_prefix,
     sorting,
     streamed,
+    wide_groups,
 )
 from headstart.checkpoint.cache import cache_folder
 
@@ -188,7 +190,7 @@ def attend(
     fixed |= {} if cut.levels else {"usual": None}
     if is_fp8:
         return attention_fp8.attend_fp8, fixed | {"BLOCK_D": dim // 2}, PLACES | FP8_KV
-    fixed |= {} if cut.levels else {"shared": None}
+    fixed |= {} if requests >= LEAST_SHARING else {"shared": None}
     fixed |= {"VALUE": dim, "BLOCK_V": dim, **ALL_SEEN}
     return attention._attend, fixed, {**PLACES, **PREFIX}
 
@@ -256,7 +258,7 @@ LONG_JOBS: list[Job] = [
     (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
     (groups._best_of_tile, {**GROUPS_TILE, "BLOCK_K": 512, "num_stages": 3, "HAS_IDS": False},
      GROUPS),
-    (groups._dequantize, {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_N": 64},
+    (group_packing._dequantize, {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_N": 64},
      {**GROUPS, "result": "*bf16"}),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "GROUP": 4096, "BLOCK": 4096,
                       "num_warps": 8}, {"normed": "*fp8e4nv"}),
@@ -354,6 +356,10 @@ JOBS: list[Job] = [
     (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128},
      {**FP8, "result": "*fp8e4nv"}),
     (groups._linear, GROUPS_TILE, GROUPS),
+    (wide_groups._linear, {"GROUP": 128, "HALF": 128, "BLOCK_M": 64, "BLOCK_N": 128,
+                           "num_warps": 8}, {**GROUPS, "x": "*bf16", "weight": "*i16"}),
+    (wide_groups._part, {"SPLITS": 2, "HALF": 128, "IS_GATED": True, "BLOCK": 1024},
+     {"source": "*fp32"}),
     (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
     (eight_bits._silu_rows, {"SPLITS": 1, "GROUP": 128, "BLOCK": 1024},
      {**GROUPS, "product": "*fp32", "scales": "*fp32"}),

@@ -32,6 +32,17 @@ def test_bytes_read_give_the_published_times_of_mimo_7b() -> None:
             from_bandwidth(MIMO_7B, bytes_per_weight=2, bandwidth=wrong)
 
 
+def test_an_lm_head_and_drafts_may_have_bytes_of_their_own() -> None:
+    """`--weights fp8` leaves the LM head that decides in bf16; drafts read 8 bits."""
+    plain, small = (from_bandwidth(MIMO_7B, bytes_per_weight=n, bandwidth=A10) for n in (2, 1))
+    mixed = from_bandwidth(
+        MIMO_7B, bytes_per_weight=1, bandwidth=A10, lm_head_bytes=2, draft_bytes=0.5
+    )
+    lm_head = MIMO_7B.vocab * MIMO_7B.hidden / A10
+    assert mixed.trunk == pytest.approx(small.trunk + lm_head)
+    assert mixed.draft == pytest.approx(plain.draft / 4)
+
+
 def test_the_best_k_weighs_tokens_against_time() -> None:
     lengths = [1.0, 1.8, 2.3, 2.5, 2.52]
     cheap = predict(lengths, CostTable(10.0, 0.1))

@@ -37,7 +37,7 @@ class Cut:
 
     pieces: int = 0  # at most; fewer where they would have less than `least` tokens,
     least: int = 1
-    levels: bool = False  # or less than a usual context: only those that are longer are cut
+    levels: int = 0  # or less than a usual context in so many pieces: longer ones have more
     tokens: int = 0  # of a piece, where that is fixed
     step: int = 64
     warps: int = 4
@@ -109,16 +109,18 @@ class Packed:
 
 
 def usual_context(seen: Tensor, cut: Cut) -> Tensor | None:
-    """Tokens that a piece has at least, int32 [1], for a cut that levels: a quarter above the mean.
+    """Tokens that a piece has at least, int32 [1], for a cut that levels: of a context a quarter
+    above the mean, in `levels` pieces.
 
-    Where contexts are alike each is one program's, which reads fastest; where some are far longer,
-    those few would run long after all others have ended. Computed once for all layers of a pass.
+    Where contexts are alike each has as many programs as fill the GPU, one where many requests do,
+    which reads fastest; where some are far longer, those few would run long after all others have
+    ended. Computed once for all layers of a pass.
     """
     if not cut.levels:
         return None
     result = torch.empty(1, dtype=torch.int32, device=seen.device)
     _usual_context[(1,)](
-        seen, result, seen.shape[0], LEAST=cut.least,
+        seen, result, seen.shape[0], LEAST=cut.least, LEVELS=cut.levels,
         BLOCK=triton.next_power_of_2(seen.shape[0]), num_warps=1,
     )  # fmt: skip
     return result
@@ -224,12 +226,13 @@ def _kept_of(prefix: SharedPrefix | None) -> tuple[Tensor | None, Tensor | None]
 
 
 @jit
-def _usual_context(seen, result, count, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+def _usual_context(seen, result, count, LEAST: tl.constexpr, LEVELS: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
     at = tl.arange(0, BLOCK)
     first = tl.load(seen + at, at < count, -1)
     total = tl.sum(tl.maximum(first, 0), 0)
     requests = tl.maximum(tl.sum((first >= 0).to(tl.int32), 0), 1)
-    tl.store(result, tl.maximum(total // requests * 5 // 4, LEAST))
+    tl.store(result, tl.maximum(total // requests * 5 // (4 * LEVELS), LEAST))
 
 
 @jit(do_not_specialize=["first_slot"])

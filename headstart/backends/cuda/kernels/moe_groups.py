@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.eight_bits import silu_integers
-from headstart.backends.cuda.kernels.groups import PackedGroups, halves
+from headstart.backends.cuda.kernels.group_packing import PackedGroups, halves
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, integers_and_lists

@@ -16,20 +16,16 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda import fp8_library, quantized
+from headstart.backends.cuda import fp8_library, fp8_linear, group_linear
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.fp8_linear import KernelFp8
+from headstart.backends.cuda.group_linear import KernelGroups, copied_bytes
+from headstart.backends.cuda.kernel_linear import KernelLinear
+from headstart.backends.cuda.kernels import wide_groups
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.eight_bits import fp8_rows as fp8_rows_of
 from headstart.backends.cuda.kernels.rows import add_norm
-from headstart.backends.cuda.quantized import (
-    KernelFp8,
-    KernelGroups,
-    KernelLinear,
-    add_norm_for,
-    copied_bytes,
-    hold_for_kernels,
-    round_to_fp8,
-)
+from headstart.backends.cuda.quantized import add_norm_for, hold_for_kernels, round_to_fp8
 from headstart.checkpoint.quantized.weights import (
     Fp8Weight,
     GroupWeight,
@@ -56,10 +52,10 @@ DTYPE = torch.float32
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         repair_fp8(monkeypatch)
-    monkeypatch.setattr(quantized, "MAX_FUSED_ROWS", {False: FUSED, True: FUSED})
-    monkeypatch.setattr(quantized, "MAX_FP8_ROWS", MOST)
-    monkeypatch.setattr(quantized, "MAX_ROWS", MOST)
-    monkeypatch.setattr(quantized, "_COPIED_VALUES", 48 * HIDDEN)  # a matrix in parts
+    monkeypatch.setattr(fp8_linear, "MAX_FUSED_ROWS", {False: FUSED, True: FUSED})
+    monkeypatch.setattr(fp8_linear, "MAX_FP8_ROWS", MOST)
+    monkeypatch.setattr(group_linear, "MAX_ROWS", MOST)
+    monkeypatch.setattr(group_linear, "_COPIED_VALUES", 48 * HIDDEN)  # a matrix in parts
 
 
 def weight_of(form: str, outputs: int, inputs: int) -> QuantizedWeight:
@@ -132,6 +128,21 @@ def test_an_mlp_is_rounded_on_its_way(form: str, rows: int) -> None:
     assert_near(kernels.feed(x, mlp, torch.zeros(rows)).sum(0), wanted, form)
 
 
+@pytest.mark.parametrize("form", ["int4", "sorted"])
+def test_more_rows_of_4_bits_keep_their_bits(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide_groups, "MOST_FEW", 1)
+    kernels, mlp = Kernels(), MLP(HIDDEN, INNER)
+    (mlp.gate_up, first), (mlp.down, second) = (
+        layer_of(form, 2 * INNER, HIDDEN), layer_of(form, HIDDEN, INNER),
+    )  # fmt: skip
+    x = random(5, HIDDEN, seed=3) / 8
+    gate, up = (x @ first.T).chunk(2, 1)
+    wanted = (silu(gate) * up) @ second.T
+    found = kernels.feed(x, mlp, torch.zeros(5)).sum(0)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=wanted.abs().max() * 1e-5)
+    torch.testing.assert_close(mlp.gate_up(x), x @ first.T, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("form", ["fp8-row", "fp8-block"])
 def test_a_norm_is_rounded_by_its_own_kernel_as_by_another(form: str) -> None:
     layer, _ = layer_of(form, INNER, HIDDEN)
@@ -164,20 +175,27 @@ def test_many_rows_go_to_the_library(form: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(fp8_library, "takes", lambda rows, *_: True)
     asked = []
 
-    def product(a: Tensor, b: Tensor, **given: Any) -> Tensor:
+    def product(a: Tensor, b: Tensor, first: Tensor, second: Tensor, dtype: Any) -> Tensor:
         assert a.is_contiguous() and b.t().is_contiguous()
-        first, second = given["scale_a"], given["scale_b"]
         asked.append(len(a))
-        if form == "fp8-row":
-            assert first.shape == (len(a), 1) and second.shape == (1, b.shape[1])
-            return ((a.float() * first) @ (b.float() * second)).to(given["out_dtype"])
-        assert first.shape == (len(a), 5) and first.stride(0) == 1, "rows side by side"
-        assert second.shape == (5, 1) and second.stride(1) % 4 == 0, "lines of fours"
-        wide = second.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(b), : b.shape[1]]
-        left = a.float() * first.repeat_interleave(128, 1)
-        return (left @ (b.float() * wide)).to(given["out_dtype"])
+        return ((a.float() * first) @ (b.float() * second)).to(dtype)
 
-    monkeypatch.setattr(torch, "_scaled_mm", product)
+    def by_rows(a: Tensor, b: Tensor, *, scale_a: Tensor, scale_b: Tensor, out_dtype: Any) -> Any:
+        assert scale_a.shape == (len(a), 1) and scale_b.shape == (1, b.shape[1])
+        return product(a, b, scale_a, scale_b, out_dtype)
+
+    def by_blocks(
+        a: Tensor, b: Tensor, first: Tensor, kind: Any, second: Tensor, other: Any, *,
+        output_dtype: Any,
+    ) -> Any:  # fmt: skip
+        assert (kind.name, other.name) == ("BlockWise1x128", "BlockWise128x128")
+        assert first.shape == (len(a), 5) and first.stride() == (1, len(a)), "rows side by side"
+        assert second.shape == (8, 1) and second.stride(0) == 1, "lines of fours"
+        wide = second[:5].repeat_interleave(128, 0).repeat_interleave(128, 1)[:, : b.shape[1]]
+        return product(a, b, first.repeat_interleave(128, 1), wide, output_dtype)
+
+    monkeypatch.setattr(torch, "_scaled_mm", by_rows)
+    monkeypatch.setattr(torch.nn.functional, "scaled_mm", by_blocks)
     x = random(4, 5 * 128, seed=3)
     assert_near(Kernels().product(x, layer)[0], x @ matrix.T, form)
     assert asked == [4]
@@ -218,7 +236,7 @@ def test_groups_too_small_for_kernels_are_dequantised_with_a_note() -> None:
 def test_copies_for_many_rows_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.ModuleList([layer_of("int4", INNER, HIDDEN)[0], layer_of("int4", 32, HIDDEN)[0]])
     assert copied_bytes(module, torch.bfloat16) == 48 * HIDDEN * 2  # a part of the larger one
-    monkeypatch.setattr(quantized, "_COPIED_VALUES", 1 << 27)
+    monkeypatch.setattr(group_linear, "_COPIED_VALUES", 1 << 27)
     assert copied_bytes(module, torch.bfloat16) == INNER * HIDDEN * 2
     assert copied_bytes(nn.ModuleList([layer_of("fp8-row", 64, 64)[0]]), DTYPE) == 0
 

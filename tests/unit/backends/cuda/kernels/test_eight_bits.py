@@ -21,15 +21,15 @@ from headstart.backends.cuda.kernels.eight_bits import (
     silu_integers,
 )
 from headstart.backends.cuda.kernels.fp8_products import choose_fp8, gated_fp8, partial_fp8
-from headstart.backends.cuda.kernels.groups import (
+from headstart.backends.cuda.kernels.group_packing import (
     PackedGroups,
-    choose_groups,
     dequantized_groups,
     half_for,
     packed_groups,
-    partial_groups,
 )
+from headstart.backends.cuda.kernels.groups import choose_groups, partial_groups
 from headstart.backends.cuda.kernels.linear import Shape
+from headstart.backends.cuda.kernels.wide_groups import PartedRows, parted_rows, partial_wide
 
 FP8 = torch.float8_e4m3fn
 CUT = Shape(outputs=64, inputs=256, splits=2)
@@ -165,6 +165,21 @@ def test_groups_of_4_and_8_bits(rows: int, inputs: int, bits: int, group: int, z
     numbers = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
     chosen = choose_groups(made, packed, numbers.float(), numbers, numbers)
     assert chosen.tolist() == wanted.argmax(1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "group", "zeros"), [(20, 512, 128, False), (17, 576, 64, True)]
+)
+def test_codes_of_4_bits_as_floats(rows: int, inputs: int, group: int, zeros: bool) -> None:
+    """Rows keep all their bits: only the order of sums is another one."""
+    packed, weight = groups_of(130, inputs, bits=4, group=group, zeros=zeros)
+    x = rows_of(rows, inputs)
+    wanted = x @ weight.T
+    found = partial_wide(parted_rows(x, packed.half), packed, Shape(64, 256, splits=2))
+    assert found.shape == (2, rows, 130)
+    torch.testing.assert_close(found.sum(0), wanted, rtol=1e-5, atol=wanted.abs().max() * 1e-6)
+    other = partial_wide(PartedRows(x, packed.half), packed, Shape(64, 256))
+    assert (other[0] - wanted).abs().max() > 0.1 * wanted.abs().max(), "the control: as they were"
 
 
 def test_halves_of_a_tile_divide_groups_and_rows() -> None:

@@ -217,15 +217,19 @@ def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("seen", "pieces"), [([60, 60, 60], 1), ([9, 9, 60], 2), ([1, 1, 1], 1)], ids=str
+    ("seen", "levels", "pieces"),
+    [([60, 60, 60], 1, 1), ([9, 9, 60], 1, 2), ([1, 1, 1], 1, 1), ([60, 60, 60], 3, 2)],
+    ids=str,
 )
-def test_only_contexts_longer_than_usual_are_cut(seen: list[int], pieces: int) -> None:
+def test_only_contexts_longer_than_usual_are_cut_further(
+    seen: list[int], levels: int, pieces: int
+) -> None:
     """By the tokens of a piece: a quarter more than the mean, and no fewer than `least`."""
-    cut = Cut(pieces=4, least=16, levels=True, step=16)
+    cut = Cut(pieces=4, least=16, levels=levels, step=16)
     places = torch.tensor([*seen, -1], dtype=torch.int32, device=DEVICE)
     usual = usual_context(places, cut)
     assert usual is not None
-    assert usual.item() == max(16, sum(seen) // 3 * 5 // 4)
+    assert usual.item() == max(16, sum(seen) // 3 * 5 // 4 // levels)
     each = -(-int(usual.item()) // 16) * 16
     assert -(-(max(seen) + 1) // each) == pieces
     k_cache, v_cache = random(2, 64, 1, 16).unbind()
