@@ -143,7 +143,7 @@ class NumbaBackend(CompiledChooser, Backend):
         return [
             DraftChain(
                 drafts[:depths, i].tolist(),
-                torch.from_numpy(states[i : i + 1]),
+                torch.from_numpy(states[:depths, i]),
                 torch.from_numpy(probs[:depths, i].copy()) if rejects[i] else None,
             )
             for i, depths in enumerate(counts)

@@ -242,7 +242,7 @@ class HeadKernels:
         tokens: DraftTokens, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
-        state that would feed each chain's next depth [chains, hidden].
+        states that would feed each next depth [depths, chains, hidden].
 
         The chains that go deepest come first; num_probs: all tokens, or 0.
         """

@@ -198,8 +198,8 @@ def run_chain(
     counters, embedded, hidden, stream, scratch, head, layout, last, later, active, embed, lm_head,
     tokens, settings, buffers,
 ):  # fmt: skip
-    """Drafts [depths, requests], those of each request as many as it asked for, and the state that
-    each request's next depth would be fed with [requests, hidden].
+    """Drafts [depths, requests], those of each request as many as it asked for, and the states
+    that each next depth would be fed with [depths, requests, hidden].
 
     The first pass has rows as `layout` say, of which `last` [requests] draft. In later ones each
     request has a row: those of the second depth as `later` says, with a row of slots [depths - 1,
@@ -207,7 +207,8 @@ def run_chain(
     first ones, go that deep. `settings` are those of the first depth, by request.
     """
     depths, count = active.shape[0], last.shape[0]
-    drafts, states = np.zeros((depths, count), np.int64), np.empty_like(hidden[:count])
+    drafts = np.zeros((depths, count), np.int64)
+    states = np.empty((depths, count, hidden.shape[1]), np.float32)
     phase, normed, recycled = run_head(
         counters, FIRST, embedded, hidden, stream, scratch, head, layout
     )
@@ -233,7 +234,7 @@ def run_chain(
         phase += 2
         for request in range(rows):  # where no token is allowed any will do
             drafts[depth, request] = tokens[max(buffers.chosen[depth, request], 0)]
-            copy(recycled[request], states[request])
+            copy(recycled[request], states[depth, request])
     return drafts, states
 
 
