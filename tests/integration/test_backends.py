@@ -37,7 +37,11 @@ CLAIMS = {
         "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "llama", "mimo", "qwen2",
         "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
     },
-    "numba": {"llama", "mimo", "qwen2"},
+    "numba": {
+        "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "llama", "mimo", "mimo_v2",
+        "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+        "qwen3_next", "step3p5",
+    },
     "torch": {
         "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone4_5",
         "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "llama",
