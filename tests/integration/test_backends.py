@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine_runs import MIMO_V2, STEP
 from support.head_edits import graft
 from support.kernel_sizes import LATENT
 from support.quantized_models import quantized_model
@@ -95,6 +96,10 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID
     ),
+    "mimo_v2": {**SIZES, **MIMO_V2, "num_hidden_layers": 2, "sliding_window_size": 2},
+    "step3p5": {
+        **SIZES, **STEP, "num_hidden_layers": 2, "sliding_window": 2, "num_key_value_heads": 2,
+    },  # fmt: skip
 }
 
 # Two requests: one is read in two chunks; the other decodes with drafts beside the second chunk.
