@@ -55,7 +55,13 @@ def compiled(folder: Path, **settings: Any) -> Engine:
 
 
 @needs_numba
-@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("llama", INT4), ("qwen2", FLOAT)])
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("mimo", INT8), ("llama", INT4), ("qwen2", FLOAT), ("qwen3_5_moe", INT8),
+        ("glm4_moe", INT4), ("deepseek_v3", FLOAT), ("mimo_v2", INT8), ("qwen3_next", FLOAT), ("step3p5", FLOAT), ("glm4_moe_lite", INT8)
+    ],
+)  # fmt: skip
 def test_drafts_memory_chunks_and_batches_change_no_bit(
     tiny: Tiny, family: str, kind: dict[str, Any]
 ) -> None:

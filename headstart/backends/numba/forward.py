@@ -136,7 +136,7 @@ class TrunkKernels:
             len(ids) * block.weights, kernels.run_trunk,
             new_counters(block.phases(len(ids)) + 1), stream, block.scratch(len(ids)),
             block.table, self._eps, layout, self._final_norm, self._lm_head,
-            np.array(wanted, np.int64), logits,
+            np.array(wanted, np.int64), logits, held=self,
         )  # fmt: skip
         return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
 
@@ -218,7 +218,7 @@ class HeadKernels:
             len(ids) * self._block.weights, kernels.run_head,
             new_counters(kernels.HEAD_PHASES + self._block.phases(len(ids))), 0, embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
-            self._head, layout,
+            self._head, layout, held=self,
         )  # fmt: skip
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
@@ -252,6 +252,7 @@ class HeadKernels:
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, buffers,
+            held=(self, tokens),
         )  # fmt: skip
         return drafts, buffers.probs, states
 
