@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine_runs import MIMO_V2, STEP
+from support.engine_runs import EXAONE, MELLUM, MIMO_V2, STEP
 from support.head_edits import graft
 from support.kernel_sizes import LATENT
 from support.quantized_models import quantized_model
@@ -39,9 +39,9 @@ CLAIMS = {
         "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
     },
     "numba": {
-        "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "llama", "mimo", "mimo_v2",
-        "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
-        "qwen3_next", "step3p5",
+        "deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "llama", "mellum",
+        "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
+        "qwen3_5_text", "qwen3_next", "step3p5",
     },
     "torch": {
         "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone4_5",
@@ -73,7 +73,16 @@ CASES = {
     # The same rounded weights; inputs are 8 bits with a scale per group here.
     "numba int4": Case("numba", BackendOptions(threads=1, weights="int4"), _PLAIN_INT4, 0.03),
 }
-PAIRS = [(case, family) for case in CASES for family in sorted(CLAIMS[CASES[case].name])]
+# One family for each kind of layer; `numba` itself has all of them.
+ROUNDED = {
+    "numba int8": ("deepseek_v3", "glm4_moe", "mimo", "qwen3_5_moe", "step3p5"),
+    "numba int4": ("ernie4_5_moe", "llama", "qwen3_next"),
+}
+PAIRS = [
+    (case, family)
+    for case in CASES
+    for family in ROUNDED.get(case) or sorted(CLAIMS[CASES[case].name])
+]
 
 # As small as can be: interpreted programs take milliseconds each.
 SIZES: dict[str, Any] = {
@@ -87,6 +96,7 @@ _HYBRID = {
     "linear_num_value_heads": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 _EXPERTS = {**SIZES, "moe_intermediate_size": 32}
+_TWO = {**_EXPERTS, "num_hidden_layers": 2}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mimo", "qwen2", "qwen3"), SIZES),
     "deepseek_v3": _LATENT,
@@ -96,10 +106,15 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID
     ),
-    "mimo_v2": {**SIZES, **MIMO_V2, "num_hidden_layers": 2, "sliding_window_size": 2},
-    "step3p5": {
-        **SIZES, **STEP, "num_hidden_layers": 2, "sliding_window": 2, "num_key_value_heads": 2,
-    },  # fmt: skip
+    "mimo_v2": {**_TWO, **MIMO_V2, "sliding_window_size": 2},
+    "step3p5": {**_TWO, **STEP, "sliding_window": 2, "num_key_value_heads": 2},
+    "mellum": {**_TWO, **MELLUM, "sliding_window": 2},
+    "exaone_moe": {
+        **_TWO,
+        **EXAONE,
+        "mlp_layer_types": ["dense", "sparse"],
+        "sliding_windows": [2, 0],
+    },
 }
 
 # Two requests: one is read in two chunks; the other decodes with drafts beside the second chunk.

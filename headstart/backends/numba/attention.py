@@ -103,7 +103,7 @@ def _prepare(head, weight, eps, buffer):
     return buffer
 
 
-@njit()
+@njit(inline="always")
 def _turn_and_store(counters, phase, work, own, qkv, queries):
     """Norm and rotate q and k; k and v go to their slots. An item is a row."""
     rows, heads, kv_heads = work[ROWS], own[HEADS], own[KV_HEADS]
@@ -186,19 +186,15 @@ def look_around(counters, phase, work, own, queries, out):
             begins = number_of * HEADS_PER_ITEM
             part = (begins, min(begins + HEADS_PER_ITEM, group))
             if own[WINDOW] == 0:
-                _attend_rows(
-                    work, own, queries, keys, values, head, first, last, part, found, out
-                )
+                _attend_rows(work, own, queries, keys, values, head, first, last, part, found, out)
                 continue
             for row in range(first, last):  # each sees other slots
-                _attend_rows(
-                    work, own, queries, keys, values, head, row, row + 1, part, found, out
-                )
+                _attend_rows(work, own, queries, keys, values, head, row, row + 1, part, found, out)
         finish(counters, phase, end - begin)
     wait(counters, phase, items)
 
 
-@njit()
+@njit(inline="always")
 def _gated(own, qkv, by_head, attended):
     """What heads saw under their gates, for one thread."""
     rows, v_dim, dim = attended.shape[0], own[V_DIM], own[DIM]

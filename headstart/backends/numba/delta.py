@@ -15,6 +15,7 @@ from numba import carray
 
 from headstart.backends.numba.calls import ADDS, WRITES, Step, floats_at, multiply
 from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.delta_rule import COLUMNS, step
 from headstart.backends.numba.mlp import outputs_of
 from headstart.backends.numba.passes import (
     KEEPS,
@@ -35,8 +36,8 @@ from headstart.backends.numba.passes import (
     normed_stream,
     number,
     stream_of,
+    table,
     vector,
-    words,
 )
 from headstart.backends.numba.rows import ONE, copy, dot, exp, fill, gate, norm, silu
 from headstart.backends.numba.thread_pool import claim, finish, wait
@@ -48,7 +49,6 @@ from headstart.backends.numba.thread_pool import claim, finish, wait
     OUT_NORM, CONV, MEMORY, NUM_SLOTS, IS_SIGMOID,
 ) = range(18)  # fmt: skip
 PHASES = 4
-_COLUMNS = 64  # of a memory that rows go over together
 _TINY = np.float32(1e-6)  # as in models/linear_attention.py
 
 
@@ -90,7 +90,7 @@ def _scale_to_unit(x, scale):
         x[i] *= factor
 
 
-@njit()
+@njit(inline="always")
 def _convolve_rows(counters, phase, own, spans, mixed, conv, convolved):
     """q, k and v of all rows: an item is a key head of a row with the values that it serves."""
     rows, k_heads, k_dim = mixed.shape[0], own[K_HEADS], own[K_DIM]
@@ -116,7 +116,7 @@ def _convolve_rows(counters, phase, own, spans, mixed, conv, convolved):
     wait(counters, phase, items)
 
 
-@njit()
+@njit(inline="always")
 def _keep_inputs(span, keeps, mixed, conv):
     """The rows that a convolution still has to see, after each row that is kept."""
     start, back = span[SPAN_START], conv.shape[1]
@@ -124,36 +124,17 @@ def _keep_inputs(span, keeps, mixed, conv):
     first, count = span[SPAN_KEEPS], span[SPAN_KEPT]
     old = np.zeros((back, width), np.float32)  # a slot that is kept may be the source
     if span[SPAN_SOURCE] >= 0:
-        old[:, :] = conv[span[SPAN_SOURCE]]
+        for i in range(back):
+            copy(conv[span[SPAN_SOURCE], i], old[i])
     for place in range(first, first + count):
-        done, slot = keeps[place]
+        done, slot = keeps[place, 0], keeps[place, 1]
         for i in range(back):
             at = start + done - back + i
             row = mixed[at, :width] if at >= start else old[at - start + back]
             copy(row, conv[slot, i])
 
 
-@njit()
-def _step(memory, key, query, value, decay, strength, known, result):
-    """One row over some columns of a memory [K, columns]."""
-    columns = memory.shape[1]
-    fill(known, np.float32(0))
-    fill(result, np.float32(0))
-    for k in range(memory.shape[0]):
-        own, factor = memory[k], key[k]
-        for i in range(columns):
-            known[i] += own[i] * factor
-    for i in range(columns):
-        known[i] = (value[i] - known[i] * decay) * strength
-    for k in range(memory.shape[0]):
-        own, factor, asked = memory[k], key[k], query[k]
-        for i in range(columns):
-            changed = own[i] * decay + factor * known[i]
-            own[i] = changed
-            result[i] += changed * asked
-
-
-@njit()
+@njit(inline="always")
 def _recur(own, span, keeps, head, mixed, convolved, memories, out):
     """All rows of a request over one head's memory; out [rows, values]: normed, under its gate."""
     k_dim, v_dim, channels = own[K_DIM], own[V_DIM], _channels(own)
@@ -163,10 +144,10 @@ def _recur(own, span, keeps, head, mixed, convolved, memories, out):
     fading = exp(vector(own[A_LOG], own[V_HEADS])[head])
     bias = vector(own[DT_BIAS], own[V_HEADS])[head]
     result = np.empty((stop - start, v_dim), np.float32)
-    for first in range(0, v_dim, _COLUMNS):
-        columns = min(_COLUMNS, v_dim - first)
-        memory = np.zeros((k_dim, columns), np.float32)
-        known = np.empty(columns, np.float32)
+    given, found = np.zeros(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+    for first in range(0, v_dim, COLUMNS):
+        columns = min(COLUMNS, v_dim - first)
+        memory = np.zeros((k_dim, COLUMNS), np.float32)
         if source >= 0:
             for k in range(k_dim):
                 copy(memories[source, head, k, first : first + columns], memory[k])
@@ -177,15 +158,18 @@ def _recur(own, span, keeps, head, mixed, convolved, memories, out):
             rate = max(a, np.float32(0)) + np.float32(math.log1p(math.exp(-abs(a))))
             strength = gate(mixed[row, channels + values + head])
             at = 2 * keys + head * v_dim + first
-            _step(
+            copy(convolved[row, at : at + columns], given)
+            step(
                 memory, convolved[row, keys + k_head * k_dim : keys + (k_head + 1) * k_dim],
-                convolved[row, k_head * k_dim : (k_head + 1) * k_dim],
-                convolved[row, at : at + columns], exp(-fading * rate), strength, known,
-                result[row - start, first : first + columns],
+                convolved[row, k_head * k_dim : (k_head + 1) * k_dim], given,
+                exp(-fading * rate), strength, found,
             )  # fmt: skip
+            copy(found[:columns], result[row - start, first : first + columns])
             while place < last and keeps[place, 0] == row - start + 1:
+                slot = keeps[place, 1]
                 for k in range(k_dim):
-                    copy(memory[k], memories[keeps[place, 1], head, k, first : first + columns])
+                    to = memories[slot, head, k, first : first + columns]
+                    copy(memory[k, :columns], to)
                 place += 1
     weight, eps = vector(own[OUT_NORM], v_dim), number(own[EPS])
     for row in range(start, stop):
@@ -196,7 +180,7 @@ def _recur(own, span, keeps, head, mixed, convolved, memories, out):
             to[i] *= gate(gates[i]) if own[IS_SIGMOID] else silu(gates[i])
 
 
-@njit()
+@njit(inline="always")
 def _recur_all(counters, phase, own, spans, keeps, mixed, convolved, conv, memories, out):
     """Items are heads of requests, and for each request its rows for convolutions."""
     heads = own[V_HEADS]
@@ -225,8 +209,8 @@ def delta_net(counters, phase, work, own):
     convolved = floats(work[SCRATCH] + 4 * rows * width, rows, channels)
     values = own[V_HEADS] * own[V_DIM]
     out = floats(work[SCRATCH] + 4 * rows * (width + channels), rows, values)
-    spans = words(work[SPANS], work[REQUESTS] * SPAN).reshape((work[REQUESTS], SPAN))
-    keeps = words(work[KEEPS], 2 * work[NUM_KEEPS]).reshape((work[NUM_KEEPS], 2))
+    spans = table(work[SPANS], work[REQUESTS], SPAN)
+    keeps = table(work[KEEPS], work[NUM_KEEPS], 2)
     conv = carray(floats_at(own[CONV]), (own[NUM_SLOTS], own[KERNEL] - 1, channels))
     memories = carray(
         floats_at(own[MEMORY]), (own[NUM_SLOTS], own[V_HEADS], own[K_DIM], own[V_DIM])

@@ -58,7 +58,7 @@ def _expert(first, number_of):
     return first + 8 * FIELDS * number_of
 
 
-@njit()
+@njit(inline="always")
 def _read(counters, phase, x, own, routes, inner):
     """Gate and up of all experts: x [rows, hidden] -> inner [pairs, 2 * width]."""
     for at in range(routes.count[0]):
@@ -72,7 +72,7 @@ def _read(counters, phase, x, own, routes, inner):
         wait(counters, phase + at, _tiles(own[FIRST]))
 
 
-@njit()
+@njit(inline="always")
 def _write(counters, phase, inner, own, routes, said):
     """Down of all experts: inner [pairs, 2 * width] -> said [pairs, hidden]."""
     for at in range(routes.count[0]):
@@ -84,7 +84,7 @@ def _write(counters, phase, inner, own, routes, said):
         wait(counters, phase + at, _tiles(own[SECOND]))
 
 
-@njit()
+@njit(inline="always")
 def _add_up(counters, phase, own, routes, said, shared, gates, stream):
     """What a row's experts said, weighed, and the shared part, go to the stream; items are rows."""
     rows, top_k = routes.chosen.shape

@@ -97,7 +97,8 @@ def _states(states: Sequence[StateSpan]) -> tuple[np.ndarray, np.ndarray]:
     """Spans and keeps of a layout."""
     if not states:
         return _NO_STATES
-    spans, keeps = [], []
+    spans: list[tuple[int, ...]] = []
+    keeps: list[tuple[int, int]] = []
     for own in states:
         source = -1 if own.source is None else own.source
         spans.append((own.start, own.stop, source, len(keeps), len(own.keeps)))

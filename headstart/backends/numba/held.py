@@ -193,11 +193,15 @@ def _mlp(norm: Norm, module: MLP) -> HeldStep:
     )  # fmt: skip
 
 
+def _stack_rows(stack: nn.Module) -> np.ndarray:
+    assert isinstance(stack, SplitStack), "all products are packed"
+    return matrix_rows(list(stack.parts))
+
+
 def _experts(norm: Norm, module: MoE) -> HeldStep:
     router, config = module.router, module.router.config
-    stacks = [module.experts.gate_up, module.experts.down]
-    assert isinstance(router, PackedRouter) and all(isinstance(s, SplitStack) for s in stacks)
-    first, second = (matrix_rows(list(stack.parts)) for stack in stacks)
+    assert isinstance(router, PackedRouter)
+    first, second = map(_stack_rows, (module.experts.gate_up, module.experts.down))
     shared = None
     if module.shared is not None:
         shared = matrix_rows([module.shared.gate_up, module.shared.down])

@@ -66,7 +66,7 @@ def _part(rows, begin, width):
     return out
 
 
-@njit()
+@njit(inline="always")
 def _turn_and_store(counters, phase, work, own, q, lifted, given, queries):
     """Queries in the space of latents with their rotated parts; entries go to their slots.
 
@@ -111,7 +111,7 @@ def _by_head(counters, phase, rows, first, heads, width, begin, step, out):
         wait(counters, phase + head, tiles)
 
 
-@njit()
+@njit(inline="always")
 def _joined(found, rows):
     """[heads, rows, v] -> [rows, heads * v], for one thread."""
     heads, _, width = found.shape

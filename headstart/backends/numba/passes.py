@@ -74,6 +74,11 @@ def words(address, count):
 
 
 @njit()
+def table(address, rows, width):
+    return carray(words_at(address), (rows, width))
+
+
+@njit()
 def floats(address, rows, width):
     return carray(floats_at(address), (rows, width))
 

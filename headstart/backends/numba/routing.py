@@ -11,7 +11,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.passes import number, words
+from headstart.backends.numba.passes import number, table, words
 from headstart.backends.numba.rows import bits_of, exp, gate, largest
 from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
 
@@ -35,12 +35,12 @@ def routes_at(counters, phase, rows, top_k, num_experts):
     """The choice whose storage begins at a phase."""
     pairs = rows * top_k
     most = min(pairs, num_experts)
-    whole = words(counters[phase:].ctypes.data, 4 * pairs + 2 * most + 2)
-    by_row = whole[: 3 * pairs].reshape((3, rows, top_k))
-    rest = whole[3 * pairs :]
+    at = counters[phase:].ctypes.data
+    rest = at + 32 * pairs
     return Routes(
-        by_row[0], by_row[1], by_row[2], rest[:pairs], rest[pairs : pairs + most],
-        rest[pairs + most : pairs + 2 * most + 1], rest[pairs + 2 * most + 1 :],
+        table(at, rows, top_k), table(at + 8 * pairs, rows, top_k),
+        table(at + 16 * pairs, rows, top_k), words(at + 24 * pairs, pairs), words(rest, most),
+        words(rest + 8 * most, most + 1), words(rest + 16 * most + 8, 1),
     )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def _rule_out_groups(choosing, groups, top_groups):
                 choosing[i] = -np.inf
 
 
-@njit()
+@njit(inline="always")
 def choose(counters, phase, logits, correction, settings, routes):
     """The experts of each row and their weights: one phase, whose items are rows.
 
@@ -135,15 +135,16 @@ def choose(counters, phase, logits, correction, settings, routes):
     wait(counters, phase, rows)
 
 
-@njit()
+@njit(inline="always")
 def sort(counters, phase, routes, num_experts):
     """Pairs by expert, those of an expert by row: one phase with one item."""
     begin, _ = claim(counters, phase, 1)
     if begin == 0:
         rows, top_k = routes.chosen.shape
         counts = np.zeros(num_experts + 1, np.int64)
-        for expert in routes.chosen.ravel():
-            counts[expert + 1] += 1
+        for row in range(rows):
+            for number_of in range(top_k):
+                counts[routes.chosen[row, number_of] + 1] += 1
         active = 0
         for expert in range(num_experts):
             if counts[expert + 1]:
