@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from headstart.calibrate.agreement import Agreement, make_agreement
 from headstart.calibrate.folder import write_made
 from headstart.calibrate.given_tokenizer import GivenTokenizer, ordinary_ids
-from headstart.calibrate.shape_config import shape_config
+from headstart.calibrate.shape_config import released, shape_config
 from headstart.calibrate.tensors import EXACT, calibrated_tensors
 from headstart.calibrate.tokenizer import CHAT_TEMPLATE, tokenizer_documents
-from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.config import read_json_object, text_part
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import CheckpointError, ConfigError
@@ -74,6 +74,7 @@ def write_calibrated(
         config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, agreement=agreement
     )
     parameters = sum(prod(source.shape) for source in tensors.values())
+    max_len, config = config["max_position_embeddings"], released(config)
     if stored_as is not None:
         config, tensors = stored_as(config, tensors)
     facts: dict[str, Any] = {
@@ -84,7 +85,7 @@ def write_calibrated(
         documents = {**tokenizer_documents(config), "chat_template.jinja": CHAT_TEMPLATE}
     else:
         facts["tokenizer"] = {"ids": tokenizer.num_ids, "left_out": tokenizer.left_out}
-        documents = tokenizer.documents(config["max_position_embeddings"])
+        documents = tokenizer.documents(max_len)
     if out is not None:
         write_made(
             config, tensors, out, facts=facts, tokenizer=documents, overwrite=overwrite,
@@ -134,7 +135,7 @@ def agreement_of(folder: Path) -> Agreement:
     facts = read_json_object(folder / PROVENANCE_NAME)
     if "active" not in facts:
         raise CheckpointError(f"{folder} was not written by `headstart calibrate`.")
-    config = read_json_object(folder / "config.json")
+    config = text_part(read_json_object(folder / "config.json"))
     return make_agreement(
         config["vocab_size"], config["hidden_size"],
         rate=facts["rate"], seed=facts["seed"], active=active_ids(facts),

@@ -54,6 +54,41 @@ def _check(numbers: dict[str, int]) -> None:
         )
 
 
+def _with_vision(model_type: str, architecture: str) -> dict[str, Any]:
+    """What is around a text model; the vision part is as small as engines take it."""
+    vision = {"model_type": model_type, "depth": 1, "hidden_size": 64, "intermediate_size": 64,
+              "num_heads": 1, "num_position_embeddings": 16}  # fmt: skip
+    tokens = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        **dict.fromkeys(tokens, 0),  # no text holds the unknown word
+        "vision_config": vision,
+    }
+
+
+# Text models that engines know as a part of another one only (vLLM up to 0.26), by model_type.
+WHOLE_CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _with_vision("qwen3_5", "Qwen3_5ForConditionalGeneration"),
+    "qwen3_5_moe_text": _with_vision("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration"),
+}
+
+
+def released(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as such a model is released: inside of another one, where engines look for that.
+
+    There are no tensors of a vision part; engines are told that texts are all they get.
+    """
+    whole = WHOLE_CONFIGS.get(config["model_type"])
+    if whole is None:
+        return config
+    outer = ("tie_word_embeddings", "torch_dtype")
+    inner = {name: value for name, value in config.items() if name != "architectures"}
+    vision = {**whole["vision_config"], "out_hidden_size": config["hidden_size"]}
+    shared = {name: config[name] for name in outer if name in config}
+    return {**whole, **shared, "text_config": inner, "vision_config": vision}
+
+
 def shape_config(shape: str) -> dict[str, Any]:
     """The config of a named shape, or of one given by numbers (`layers=8,hidden=2048,...`)."""
     named, _, changes = shape.partition(",")

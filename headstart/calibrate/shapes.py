@@ -171,7 +171,8 @@ def _qwen3_5(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]
         "rope_theta": config.pop("rope_theta"),
         "partial_rotary_factor": config.pop("partial_rotary_factor"),
     }
-    return {**config, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    heads = {"mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+    return {**config, **heads, "mamba_ssm_dtype": "float32"}  # of the states that engines keep
 
 
 def _qwen_experts(count: int, chosen: int) -> dict[str, Any]:

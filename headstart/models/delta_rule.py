@@ -6,15 +6,13 @@ writes the difference to its own value:
     S_t = a_t S_{t-1} + k_t d_t^T,   d_t = b_t (v_t - a_t S_{t-1}^T k_t),   o_t = S_t^T q_t
 
 `recur` does that row by row. `scan` takes many rows at once: inside a chunk the d_t depend on each
-other only through a triangular system. Both give the same numbers up to rounding. A `Scan` does
-that for several texts, which a library may do in one go.
+other only through a triangular system. Both give the same numbers up to rounding.
 
 T rows, H heads, K key size, V value size; memory [H, K, V]; everything in fp32 at least.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -88,17 +86,6 @@ def scan(rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor]:
         part, memory = rows[start : start + CHUNK_ROWS].over_chunk(memory)
         results.append(part)
     return torch.cat(results), memory
-
-
-# Each text's rows and the memory before them -> what `scan` gives for each.
-Scan = Callable[[Sequence[DeltaRows], Sequence[Tensor]], list[tuple[Tensor, Tensor]]]
-
-
-def scan_texts(
-    texts: Sequence[DeltaRows], memories: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor]]:
-    """One text after another."""
-    return [scan(rows, memory) for rows, memory in zip(texts, memories, strict=True)]
 
 
 def _scan_chunk(rows: DeltaRows, memory: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from headstart.models.delta_config import RecurrentConfig
-from headstart.models.delta_rule import DeltaRows, Rows, Scan, convolve, recur, scan, scan_texts
+from headstart.models.delta_rule import Rows, convolve, recur, scan
 
 # Fewer rows than this are faster one by one, and verified rows come to the same bits as single.
 _FEW_ROWS = 24
@@ -123,7 +123,6 @@ class SlotRecurrence:
     one_by_one: bool = False
     # `first_rows` on the device. Equal in all layers; made by each of them if they are not given.
     starts: torch.Tensor | None = None
-    scan: Scan = scan_texts  # how long spans of the delta rule are computed
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         result = torch.zeros_like(rows)
@@ -175,23 +174,9 @@ class SlotRecurrence:
 
     def _in_chunks(self, rows: Rows, spans: list[StateSpan], result: torch.Tensor) -> None:
         """Of every request the rows up to the next state that is kept, until all are done."""
-        memories = [self._before(span) for span in spans]
-        pieces = [span.pieces() for span in spans]
-        for step in range(max(map(len, pieces))):
-            active = [at for at, own in enumerate(pieces) if step < len(own)]
-            texts = [rows[pieces[at][step][0]] for at in active]
-            found = self._scanned(texts, [memories[at] for at in active])
-            for at, (part, memory) in zip(active, found, strict=True):
-                own, slots = pieces[at][step]
-                result[own], memories[at] = part, memory
+        for span in spans:
+            memory = self._before(span)
+            for own, slots in span.pieces():
+                result[own], memory = scan(rows[own], memory)
                 for slot in slots:
                     self.states.memory[slot] = memory
-
-    def _scanned(
-        self, texts: list[Rows], memories: list[torch.Tensor]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """By the library's way for the delta rule, which it alone is made for."""
-        delta = [text for text in texts if isinstance(text, DeltaRows)]
-        if len(delta) == len(texts):
-            return self.scan(delta, memories)
-        return [scan(text, memory) for text, memory in zip(texts, memories, strict=True)]

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.engine_runs import assert_head_is_alive, ids_of
 from support.tiny_fixture import Tiny
-from torch import Tensor
 
 pytest.importorskip("triton")
 
 from support.kernel_runs import few_programs, start
 
-from headstart.backends.cuda import backend
 from headstart.backends.cuda.device_rounds import CapturedRounds
+from headstart.backends.cuda.recurrent_prompts import PromptRows
 from headstart.errors import ConfigError
-from headstart.models.delta_rule import DeltaRows, scan_texts
+from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -89,31 +89,29 @@ def test_a_request_that_leaves_rounds_goes_on_from_the_accepted_row(
     assert fused.collect(name).outputs[0].token_ids == wanted[0]
 
 
-def test_long_prompts_are_read_by_the_library_that_was_chosen(
+def test_prompts_share_launches_and_go_on_behind_a_cached_prefix(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several at once, and behind a cached prefix, from whose snapshot it goes on."""
     prompt = [(5 * i) % 61 + 2 for i in range(33)]
     prompts = [prompt, [*range(2, 28)], [*prompt[:32], *range(9, 34)]]
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-    asked: list[list[tuple[int, bool]]] = []
+    asked: list[list[tuple[int, bool, list[int]]]] = []
+    of = PromptRows.of
 
-    def spied(
-        texts: Sequence[DeltaRows], memories: Sequence[Tensor]
-    ) -> list[tuple[Tensor, Tensor]]:
-        asked.append([(t.num_rows, bool(m.any())) for t, m in zip(texts, memories, strict=True)])
-        return scan_texts(texts, memories)
+    def spied(spans: Sequence[StateSpan], device: torch.device) -> PromptRows:
+        asked.append([(s.stop - s.start, s.source is not None, [rows for rows, _ in s.keeps])
+                      for s in spans])  # fmt: skip
+        return of(spans, device)
 
-    monkeypatch.setattr(backend, "choose_scan", lambda *_: (spied, "read by spied"))
     folder = model(tiny, "qwen3_5_text")
     fused, plain = (
         start(folder, kernels, max_batched_tokens=64, speculate=0) for kernels in ("on", "off")
     )
+    monkeypatch.setattr(PromptRows, "of", spied)
     found, wanted = (
         [*e.generate(prompts[:2], params), *e.generate(prompts[2:], params)] for e in (fused, plain)
     )
     assert ids_of(found) == ids_of(wanted)
-    together, tails, behind = asked[0], asked[1], asked[2]
-    assert together == [(32, False), (24, False)] and tails == [(1, True), (2, True)]
-    assert behind == [(24, True)], "what the first prompt left is not computed again"
-    assert "read by spied" in fused.notes
+    together, behind = asked[0], asked[1]
+    assert together == [(33, False, [32, 33]), (26, False, [24, 26])]
+    assert behind == [(25, True, [24, 25])], "what the first prompt left is not computed again"

@@ -27,6 +27,20 @@ def repair_bf16(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
+def round_bf16(patch: pytest.MonkeyPatch) -> None:
+    """Round fp32 to the nearest bf16, as GPUs do, instead of cutting bits off."""
+    plain = interpreter.InterpreterBuilder.cast_impl
+
+    def rounded(self: Any, source: Any, target: Any) -> Any:
+        if target.scalar is not tl.bfloat16 or source.dtype.scalar is not tl.float32:
+            return plain(self, source, target)
+        values = torch.from_numpy(np.array(source.data)).to(torch.bfloat16)
+        return interpreter.TensorHandle(values.view(torch.int16).numpy().view(np.uint16),
+                                        tl.bfloat16)  # fmt: skip
+
+    patch.setattr(interpreter.InterpreterBuilder, "cast_impl", rounded)
+
+
 def repair_fp8(patch: pytest.MonkeyPatch) -> None:
     """Round fp32 to the nearest e4m3, as GPUs do, instead of cutting bits off."""
     plain = interpreter.InterpreterBuilder.create_fp_to_fp

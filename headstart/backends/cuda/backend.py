@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
-from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
@@ -31,9 +30,11 @@ from headstart.backends.cuda.quantized import (
     round_to_fp8,
 )
 from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
-from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
+from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.cuda.recurrent_prompts import prompt_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
+from headstart.backends.cuda.sparse_prompts import index_bytes
 from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
@@ -47,7 +48,6 @@ from headstart.backends.working_memory import (
 from headstart.models.attention import MAX_GATHERED_SLOTS, Span
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
-from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.kv_fp8 import SIZE_BYTES
 from headstart.models.linear import Linear
 from headstart.sampling.params import Row
@@ -74,23 +74,19 @@ class CudaBackend(Backend):
             torch.cuda.empty_cache()  # what was replaced counts as free memory
         self.kernels = Kernels()
         self._library: Library | None = None  # for the attention of long prompts
-        self._scan: Scan = scan_texts  # for the long spans of recurrent layers
         if options.exact:
             self.kernels = ExactKernels(self.config.max_positions)
         else:
-            self._choose_libraries()
+            self._choose_library()
 
-    def _choose_libraries(self) -> None:
+    def _choose_library(self) -> None:
         config = self.config
-        if config.mla is None:
+        if config.mla is None and config.v_dim == config.head_dim:
             self._library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
             )
         if self._library is not None:
             self.notes.append(f"long prompts attend by {self._library.name}")
-        if config.delta is not None:
-            self._scan, note = choose_scan(config.delta, self.dtype, self.device)
-            self.notes += [note] if note else []
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what was tried with counts as free memory
 
@@ -98,7 +94,7 @@ class CudaBackend(Backend):
 
     def _allocate(self, sizes: CacheSizes) -> None:
         kv: Literal["plain", "fp8"] = "fp8" if self._has_fp8_kv else "plain"
-        self.memory = PagedMemory.allocate(self.model, sizes, kv)
+        self.memory = PagedMemory.allocate(self.model, sizes, kv, index_apart=True)
 
     @property
     def _has_fp8_kv(self) -> bool:
@@ -123,6 +119,9 @@ class CudaBackend(Backend):
         for module in (self.trunk, self.head):
             if module is not None:  # of a pass by itself, and of one that is captured
                 copies += 2 * copied_bytes(module, self.dtype)
+        if self.config.mla is not None and self.config.mla.index is not None:
+            top_k = self.config.mla.index.top_k
+            context += index_bytes(self.model.max_len, sizes.max_rows, top_k)
         passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
         return passes + captured_bytes(self.model, sizes, joins=self.joins_prompts)
 
@@ -149,7 +148,7 @@ class CudaBackend(Backend):
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
         if self.memory.states:
-            recur = ragged_recur(self.memory.states, batch.state_spans, self._scan)
+            recur = prompt_recur(self.kernels, self.memory.states, batch.state_spans)
             rows = replace(rows, recur=recur)
         kept, chosen = None, batch.logits
         if not self.options.exact and len(batch.wanted) < len(batch.ids):
@@ -168,7 +167,8 @@ class CudaBackend(Backend):
 
     def _ragged_rows(self, spans: list[Span], positions: Tensor) -> Rows:
         if self.config.mla is not None:
-            return latent_rows(spans, positions)
+            index = self.config.mla.index
+            return latent_rows(spans, positions, None if index is None else index.top_k)
         return ragged_rows(spans, positions, self._library)
 
     def logits(self, normed: Tensor) -> Tensor:

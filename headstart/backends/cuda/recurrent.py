@@ -21,11 +21,9 @@ from headstart.backends.cuda.kernels.delta import (
     delta_round,
     empty_rings,
 )
-from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
-from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear_attention import DeltaNet
-from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, first_rows
+from headstart.models.recurrence import LayerStates
 
 
 @dataclass(frozen=True)
@@ -94,24 +92,6 @@ def round_recur(
         convolve_round(partial, net.conv.squeeze(1), net.a_log, net.dt_bias, own, rings, rows)
         read = delta_round(partial, net.norm, net.eps, states[layer].memory, own, rings, rows)
         return kernels.product(read, net.out)
-
-    return recur
-
-
-def ragged_recur(
-    states: list[LayerStates], spans: Sequence[StateSpan], scan: Scan = scan_texts
-) -> Recur:
-    """How rows of prompts go on, and of anything else that is ragged: as the plain modules do.
-
-    Long spans may be computed by another `scan` than theirs.
-    """
-    numbers = first_rows(spans)
-    starts = on_device(numbers, states[0].memory.device) if numbers else None
-
-    def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-        context = SlotRecurrence(states[layer], spans, starts=starts, scan=scan)
-        result: Tensor = net(x, None, context)
-        return result.unsqueeze(0)
 
     return recur
 

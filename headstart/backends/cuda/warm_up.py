@@ -22,11 +22,12 @@ from headstart.backends.cuda.packed import (
     captured_sizes,
     first_sizes,
 )
+from headstart.backends.cuda.recurrent_prompts import many_requests
 from headstart.backends.cuda.rounds import run_choice, run_round, run_trunk
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.rounds import RoundRequest
-from headstart.backends.rows import HeadRows, TrunkRows
+from headstart.backends.rows import HeadRows, StateRows, TrunkRows
 from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
     model, batch = thinned(rounds.graphs.model), rounds.batch
     with compiled_together():
         read_blank(rounds, _COMPILED_ROWS)
+        if (delta := rounds.backend.config.delta) is not None:
+            read_blank(rounds, 1, requests=many_requests(delta))
         blank = torch.zeros(1, rounds.vocab, device=batch.lengths.device)
         choose_rows(blank, [Row(_KINDS[1], 1, 1)], with_logprobs=True)
         for shape in shapes:
@@ -158,8 +161,10 @@ def _blank_requests(
         )  # fmt: skip
 
 
-def read_blank(rounds: CapturedRounds, count: int, *, is_alone: bool = False) -> None:
-    """A blank prompt of so many tokens, or what there is memory for, by trunk and head.
+def read_blank(
+    rounds: CapturedRounds, count: int, *, is_alone: bool = False, requests: int = 1
+) -> None:
+    """Blank prompts of so many tokens, or what there is memory for, by trunk and head.
 
     `is_alone`: as one that comes while no request decodes, in a captured pass if it is short.
     """
@@ -167,9 +172,10 @@ def read_blank(rounds: CapturedRounds, count: int, *, is_alone: bool = False) ->
     room = min(sizes.num_blocks * sizes.block_size, rounds.sizes.max_tokens)
     count = max(1, min(count, room // 2))
     blocks, tokens = range(-(-count // sizes.block_size)), [0] * count
-    asked = [TrunkRows(tokens, 0, blocks, 1, True)]
+    kept = StateRows(None, ((count, 0),)) if sizes.num_states else None  # slots are scratch, too
+    asked = [TrunkRows(tokens, 0, blocks, 1, True, kept)] * requests
     read = rounds.read if is_alone and rounds.joins(asked) else backend.trunk_pass
-    (states,), _ = read(asked)
+    states = read(asked)[0][0]
     for module in range(min(backend.num_modules, count - 1)):
         rows = HeadRows(tokens[module + 1 :], module + 1, blocks, states[: -module - 1])
         backend.head_pass(module, [rows])

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 
-_TINY = tl.constexpr(1e-6)  # keeps the length of a zero key from dividing by zero
+TINY = tl.constexpr(1e-6)  # keeps the length of a zero key from dividing by zero
 
 
 @dataclass(frozen=True)
@@ -152,16 +152,19 @@ def _convolve(partial, weight, a_log, dt_bias, first, buffers, inputs, mixed, ga
                 in_row = width - 2 * heads + head
                 b = _summed(partial, line, total, width, in_row, is_head, kind, SPLITS)
                 a = _summed(partial, line, total, width, in_row + heads, is_head, kind, SPLITS)
-                a += bias
-                soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
                 target = gates + (ring + (begin + row) % PLACES) * 2 * heads + head
-                tl.store(target, rate * soft, is_head)
+                tl.store(target, rate * soft_plus(a + bias), is_head)
                 tl.store(target + heads, tl.sigmoid(b), is_head)
 
 
 @jit
+def soft_plus(x):
+    return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+
+
+@jit
 def _unit(x):
-    return x * tl.rsqrt(tl.sum(x * x, 0) + _TINY)
+    return x * tl.rsqrt(tl.sum(x * x, 0) + TINY)
 
 
 @jit

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda import recurrent as recurrent_module
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
-from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur, round_recur, settle
+from headstart.backends.cuda.recurrent import RecurrentBatch, round_recur, settle
 from headstart.backends.rounds import RoundRequest
-from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
@@ -132,38 +128,6 @@ def test_a_request_that_changes_its_index_takes_its_rows_along() -> None:
     play.settle()  # rounds compare what they give; and the states are those of both texts
     wanted = plain(play.net, play.texts)[1]
     torch.testing.assert_close(play.states[0].memory, wanted.memory, rtol=1e-5, atol=1e-6)
-
-
-def test_rows_of_all_layers_are_numbered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A number that goes to the device waits for it: one copy a pass, none per row or layer."""
-    net, lengths = make_net(), [3, 30, 1, 5]
-    rows = torch.randn(sum(lengths), HIDDEN, device=DEVICE)
-    edges = [sum(lengths[:at]) for at in range(len(lengths) + 1)]
-    spans = [
-        StateSpan(first, last, None, ((last - first, slot),))
-        for slot, (first, last) in enumerate(pairwise(edges))
-    ]
-    layers = [empty_states(CONFIG, len(spans), torch.float32, DEVICE) for _ in range(3)]
-    wanted, states = plain(net, list(rows.split(lengths)))
-    copies = list[list[int]]()
-
-    def counted(values: list[int], device: torch.device) -> Tensor:
-        copies.append(values)
-        return on_device(values, device)
-
-    def refuse(*_: object, **__: object) -> Tensor:
-        raise AssertionError("a number went to the device")
-
-    monkeypatch.setattr(recurrent_module, "on_device", counted)
-    recur = ragged_recur(layers, spans)
-    monkeypatch.setattr(torch, "tensor", refuse)
-    for layer in range(3):
-        found = recur(net, layer, rows).squeeze(0)
-        torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(layers[layer].memory, states.memory, rtol=1e-4, atol=1e-5)
-    assert copies == [[34, 0, 33]], "of those with few rows, the longest first"
-    with pytest.raises(AssertionError, match="a number went to the device"):
-        net(rows, None, SlotRecurrence(layers[0], spans))  # that would be seen
 
 
 @pytest.mark.parametrize("drafts", [0, 2, 16])
