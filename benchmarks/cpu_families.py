@@ -131,8 +131,11 @@ class Contender:
         return made / seconds, result.stats.acceptance.length
 
 
-def weights_read(module: nn.Module, rows: int) -> float:
-    """How many weights of the products below a module so many rows read."""
+def bytes_read(module: nn.Module, rows: int, size: int) -> float:
+    """Bytes of the products below a module that so many rows read; a weight has `size`.
+
+    Routers and what unfolds latents stay in float32.
+    """
     total = 0.0
     for own in module.modules():
         if isinstance(own, MoE):
@@ -141,23 +144,24 @@ def weights_read(module: nn.Module, rows: int) -> float:
             unread = (1 - config.top_k / config.num_experts) ** rows
             stacks = (experts.gate_up, experts.down)
             each = sum(s.weight[0].numel() for s in stacks if isinstance(s, Stack))
-            total += own.router.weight.numel() + config.num_experts * (1 - unread) * each
+            total += 4 * own.router.weight.numel()
+            total += config.num_experts * (1 - unread) * each * size
         elif isinstance(own, LatentAttention):
-            total += own.kv_up.numel()
+            total += 4 * own.kv_up.numel()
         elif isinstance(own, Linear):
-            total += own.weight.numel()
+            total += own.weight.numel() * size
     return total
 
 
-def round_weights(folder: Path, drafts: int) -> tuple[float, int]:
-    """Weights that a round reads, and how many parameters there are."""
+def round_bytes(folder: Path, drafts: int, size: int) -> tuple[float, int]:
+    """Bytes of weights that a round reads, and how many parameters there are."""
     model = build(Checkpoint.open(folder), device="cpu", dtype="float32")
     trunk, lm_head = model.trunk, model.trunk.lm_head.weight.numel()
-    read = weights_read(trunk, 1 + drafts)
+    read = bytes_read(trunk, 1 + drafts, size)
     if drafts and model.head is not None:
         modules = [model.head.module(depth) for depth in range(1, drafts + 1)]
-        read += sum(weights_read(module, 1) for module in modules)
-        read += drafts * lm_head
+        read += sum(bytes_read(module, 1, size) for module in modules)
+        read += drafts * lm_head * size
     own = [trunk, *([] if model.head is None else [model.head])]
     return read, sum(p.numel() for module in own for p in module.parameters())
 
@@ -171,14 +175,14 @@ def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace)
         for name, contender in own.items():
             speed, length = contender.run(arguments.tokens)
             speeds[name].append(speed)
-    read, parameters = round_weights(folder, drafts)
+    read, parameters = round_bytes(folder, drafts, size)
     found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(length, 3)}
-    found["parameters"], found["bytes_per_round"] = parameters, round(read * size)
+    found["parameters"], found["bytes_per_round"] = parameters, round(read)
     for name in own:
         median = statistics.median(speeds[name][1:])  # the first one warms up
         found[name] = {
             "tokens_per_second": round(median, 1),
-            "gigabytes_per_second": round(median / length * read * size / 1e9, 2),
+            "gigabytes_per_second": round(median / length * read / 1e9, 2),
         }
     return found
 

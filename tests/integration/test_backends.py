@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine_runs import EXAONE, MELLUM, MIMO_V2, STEP
 from support.head_edits import graft
 from support.kernel_sizes import LATENT, SPARSE, WINDOWS
 from support.quantized_models import quantized_model
@@ -97,7 +96,6 @@ _HYBRID = {
     "linear_num_value_heads": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 _EXPERTS = {**SIZES, "moe_intermediate_size": 32}
-_TWO = {**_EXPERTS, "num_hidden_layers": 2}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mimo", "qwen2", "qwen3"), SIZES),
     **WINDOWS,
@@ -109,15 +107,6 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(
         ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID
     ),
-    "mimo_v2": {**_TWO, **MIMO_V2, "sliding_window_size": 2},
-    "step3p5": {**_TWO, **STEP, "sliding_window": 2, "num_key_value_heads": 2},
-    "mellum": {**_TWO, **MELLUM, "sliding_window": 2},
-    "exaone_moe": {
-        **_TWO,
-        **EXAONE,
-        "mlp_layer_types": ["dense", "sparse"],
-        "sliding_windows": [2, 0],
-    },
 }
 
 # Two requests: one is read in two chunks; the other decodes with drafts beside the second chunk.
