@@ -30,6 +30,7 @@ from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
 
 STEP = 40  # int64 of a step
+Array = np.ndarray | torch.Tensor | nn.Module | None
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class HeldStep:
     """A step of a layer."""
 
     fields: list[int]
-    arrays: tuple[object, ...]  # that the fields point at
+    arrays: tuple[Array, ...]  # that the fields point at
     weights: int  # that a row is multiplied with
     phases: Callable[[int], int]  # that it takes, by number of rows
     floats: Callable[[int], int]  # of scratch
@@ -113,7 +114,7 @@ def _attention(norm: Norm, module: Attention, memory: Memory) -> HeldStep:
         0 if gate is None else gate.ctypes.data,
     ]  # fmt: skip
     return HeldStep(
-        fields, (norm, module, products, gate, keys, values, factors, rotary),
+        fields, (norm, module, products, gate, keys, values, *factors, rotary),
         num_weights(products), lambda rows: attention.PHASES,
         lambda rows: rows * (qkv + heads * (dim + v_dim + 1)),
     )  # fmt: skip
