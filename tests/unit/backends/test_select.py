@@ -39,11 +39,12 @@ class Facts:
     dtype: torch.dtype | None = None  # the device's own
     modules: int = 1
     topology: str = "chained"
+    out_norm_mean: str = "kept"
     changes: tuple[tuple[str, Any], ...] = ()
 
     def model(self) -> LoadedModel:
         config = self._config()
-        layout = SimpleNamespace(topology=self.topology)
+        layout = SimpleNamespace(topology=self.topology, out_norm_mean=self.out_norm_mean)
         head = SimpleNamespace(num_modules=self.modules, config=config, layout=layout)
         return LoadedModel(
             None, config, None, head if self.modules else None, self.dtype or _DTYPES[self.device],  # type: ignore[arg-type]
@@ -91,16 +92,22 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
     ),
     "bfloat16 on a CPU": (facts(dtype=BF16), {}, "torch", ["device", "numbers are torch.bfloat16"]),
     "float64 on a CPU": (facts(dtype=F64), {}, "torch", ["device", "numbers are torch.float64"]),
-    "experts on a CPU": (facts("glm4_moe"), {}, "torch", ["device", "the model has experts"]),
-    "experts in int8": (
-        facts("glm4_moe"), {"weights": "int8"}, "torch", ["device", "the model has experts"],
-    ),
-    "latents on a CPU": (facts("deepseek_v3"), {}, "torch", ["device", "latent attention"]),
-    "a recurrent model on a CPU": (facts("qwen3_next"), {}, "torch", ["device", "delta attention"]),
-    "norms of queries on a CPU": (facts("qwen3"), {}, "torch", ["device", "norms queries"]),
+    "experts on a CPU": (facts("glm4_moe"), {}, "numba", ["device"]),
+    "experts in int8": (facts("glm4_moe"), {"weights": "int8"}, "numba", ["device"]),
+    "latents on a CPU": (facts("deepseek_v3"), {}, "numba", ["device"]),
+    "a recurrent model on a CPU": (facts("qwen3_next"), {}, "numba", ["device"]),
+    "norms of queries on a CPU": (facts("qwen3"), {}, "numba", ["device"]),
+    "windows and sinks on a CPU": (facts("mimo_v2"), {}, "numba", ["device"]),
     "odd heads on a CPU": (
-        facts(changes=(("head_dim", 24), ("v_dim", 24))), {}, "torch",
-        ["device", "heads of size 24, no multiple of 16"],
+        facts(changes=(("head_dim", 24), ("v_dim", 24))), {}, "numba", ["device"],
+    ),
+    "an indexer on a CPU": (facts("deepseek_v32"), {}, "torch", ["device", "by an indexer"]),
+    "Mamba on a CPU": (facts("nemotron_h"), {}, "torch", ["device", "layers"]),
+    "Kimi's delta attention on a CPU": (
+        facts("bailing_moe_v3"), {}, "torch", ["device", "fade each by itself"],
+    ),
+    "a head whose out norm subtracts a mean": (
+        facts(out_norm_mean="subtracted"), {}, "torch", ["device", "subtracts a mean"],
     ),
     "several modules on a CPU": (facts(modules=3), {}, "numba", ["device"]),
     "interpreted kernels on a CPU": (facts(), {"kernels": "on"}, "cuda", []),
