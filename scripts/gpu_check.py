@@ -33,12 +33,15 @@ VARIANTS = (
 # Windows that answers grow out of, and choices of fewer entries than prompts have.
 OWN: dict[str, dict[str, Any]] = {
     "mimo_v2": {"sliding_window_size": 9},
-    "step3p5": {"sliding_window": 9},
+    "step3p5": {
+        "sliding_window": 9, "swiglu_limits": [0, 0.05, 0.05, 0, 0, 0],
+        "swiglu_limits_shared": [0, 0, 0.1, 0, 0, 0],
+    },
     "mellum": {"sliding_window": 9},
     "exaone_moe": {"sliding_window": 9, "sliding_windows": [9, 9, 0]},
     "deepseek_v32": {"index_topk": 12},
     "glm_moe_dsa": {"index_topk": 12, "indexer_types": ["full", "shared", "full"]},
-}
+}  # fmt: skip
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 EACH: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 python scripts/gpu_exact_check.py            sizes of MiMo-7B, bf16
 python scripts/gpu_exact_check.py --small    sizes for Triton's interpreter, to try the script
+python scripts/gpu_exact_check.py --families qwen3_next,deepseek_v32   tiny engines of these alone
 
 Every kernel of the trunk gives 40 rows alone, among 1 to 40 rows, and at all 40 positions. Then
 whole engines answer the same prompts for several K, batches, chunks and memory sizes. Prints one
@@ -17,7 +18,7 @@ import sys
 import time
 
 import torch
-from exact_check.engines import check_engines
+from exact_check.engines import check_engines, check_families
 from exact_check.kernels import check_kernels
 from exact_check.sizes import SMALL, Sizes
 
@@ -27,9 +28,15 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="of the engines")
+    parser.add_argument("--families", help="tiny engines of these, and no kernels by themselves")
     asked = parser.parse_args()
     sizes = SMALL if asked.small else Sizes()
     started = time.perf_counter()
+    if asked.families:
+        wrong = check_families(sizes, asked.device, asked.dtypes.split(","), asked.families)
+        seconds = round(time.perf_counter() - started, 1)
+        print(json.dumps({"failures": wrong, "torch": torch.__version__, "seconds": seconds}))
+        return 1 if wrong else 0
     with torch.inference_mode():
         kernels = check_kernels(
             sizes, asked.device, torch.float32 if asked.small else torch.bfloat16

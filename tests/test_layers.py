@@ -159,6 +159,9 @@ SEAM = {"backends.base", "backends.select", "backends.options"}
 KERNELS = (
     "backends/cuda/kernels/", "backends/numba/adjusting.py", "backends/numba/calls.py",
     "backends/numba/candidates.py", "backends/numba/compiler.py", "backends/numba/context.py",
+    "backends/numba/attention.py", "backends/numba/delta.py", "backends/numba/delta_rule.py",
+    "backends/numba/experts.py", "backends/numba/latent.py", "backends/numba/mlp.py",
+    "backends/numba/passes.py", "backends/numba/routing.py",
     "backends/numba/float_products.py", "backends/numba/group_products.py",
     "backends/numba/group_sums.py", "backends/numba/layers.py", "backends/numba/noise.py",
     "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sampling.py",

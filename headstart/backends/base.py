@@ -99,10 +99,10 @@ class DraftVocabRows:
 
 @dataclass(frozen=True)
 class DraftChain:
-    """Drafts of one request, and the state [1, hidden] that feeds the next depth."""
+    """Drafts of one request, and the states [K, hidden] of which each feeds the next depth."""
 
     tokens: list[int]
-    state: Tensor
+    states: Tensor
     probs: Tensor | None = None  # [K, V] what they were drawn from, for the rejection rule
 
 
@@ -266,8 +266,8 @@ class Backend(Chooser, ABC):
     ) -> list[DraftChain]:  # fmt: skip
         """Drafts of each request, `counts` many, most first; heads of one module only.
 
-        `rows` say how each request's first draft is chosen; the next ones come after it. A row
-        with a mask, which has to follow the drafts, has a count of 1.
+        `rows` say how each request's first draft is chosen; the next ones come after it. A mask
+        holds for the first draft alone: the grammar has to say which of the others fit.
         """
         raise NotImplementedError(f"{self.name} drafts one depth at a time")
 

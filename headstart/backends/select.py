@@ -3,7 +3,7 @@
 | backend | runs |
 |---|---|
 | cuda | models whose layers all have fused kernels, on a GPU (or interpreted, with kernels on) |
-| numba | dense models in float32, int8 or 4 bits on a CPU, whole passes compiled |
+| numba | models whose layers all have compiled kernels, in float32, int8 or 4 bits on a CPU |
 | torch | everything, in plain PyTorch: the reference |
 """
 

@@ -32,7 +32,7 @@ TAKEN_FORMS: dict[str, tuple[str, ...]] = {
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": (),
+    "numba": ("int4-group", "int8-row"),
     "torch": FORMS,
 }
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple

@@ -186,10 +186,15 @@ class Drafter:
             depth += 1
 
     def _chain(self, drafting: dict[Request, int]) -> None:
-        """Drafts of all depths at once; masks of grammars have to follow each draft."""
+        """Drafts of all depths at once.
+
+        A grammar's mask has to follow each draft. Guesses mostly fit without one, and what fits is
+        what a mask would have left; from the first that does not, drafting goes on with its mask.
+        The rejection rule has to know the masked distribution, so each draft has its own call.
+        """
         last: dict[Request, torch.Tensor] = {}
         while active := [r for r in drafting if len(r.drafts) < drafting[r]]:
-            counts = {r: drafting[r] if r.grammar is None else 1 for r in active}
+            counts = {r: 1 if _needs_masks(r) else drafting[r] - len(r.drafts) for r in active}
             for vocab in dict.fromkeys(request.draft_vocab for request in active):
                 own = [request for request in active if request.draft_vocab == vocab]
                 own.sort(key=lambda request: -counts[request])
@@ -200,8 +205,9 @@ class Drafter:
                 for request, part, chain in zip(own, rows, found, strict=True):
                     if not request.drafts:  # further rows are temporary
                         self._progress[request.id].advance(0, len(part.tokens))
-                    request.drafts = request.drafts + chain.tokens
-                    last[request] = chain.state
+                    count = _num_kept(request, chain.tokens)
+                    request.drafts = request.drafts + chain.tokens[:count]
+                    last[request] = chain.states[count - 1 : count]
                     self._add_probs(request, chain.probs)
 
     def _draft_rows(
@@ -298,6 +304,19 @@ class Drafter:
             return 0
         count = len(request.tokens)
         return max(progress.ready(module, count) for module in range(self._num_modules))
+
+
+def _needs_masks(request: Request) -> bool:
+    """Whether each of its drafts has to be chosen under a mask."""
+    return request.grammar is not None and request.params.acceptance == "rejection"
+
+
+def _num_kept(request: Request, tokens: list[int]) -> int:
+    """How many further drafts fit the request's grammar; the first was chosen under its mask."""
+    if request.grammar is None or len(tokens) == 1:
+        return len(tokens)
+    fitting = request.grammar.num_fitting(request.drafts + tokens) - len(request.drafts)
+    return max(1, fitting)
 
 
 def _row(request: Request) -> Row:

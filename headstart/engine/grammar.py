@@ -4,19 +4,20 @@ A grammar is foreign code, so what it raises and returns is checked.
 
 Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
-Masks are kept as words of 32 tokens, as device rounds take them.
+Device rounds take them as words of 32 tokens, other choices as flags: `TokenMask` has both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 
 from headstart.errors import RequestError
-from headstart.sampling.masks import num_words, packed, unpacked
+from headstart.sampling.masks import TokenMask, num_words
 
 
 class Grammar(Protocol):
@@ -60,19 +61,25 @@ class GuardedGrammar:
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
-        self._masks: list[np.ndarray | None] = []  # after 0, 1, ... of `_drafts`
-        self._has_words = isinstance(grammar, WordGrammar)
-        self.is_threaded = isinstance(grammar, ChainGrammar)  # may be asked in any thread
+        self._masks: list[TokenMask | None] = []  # after 0, 1, ... of `_drafts`
+        self._has_words, self.is_threaded = (False, False) if grammar is None else _kinds(grammar)
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.
 
         As bool [V] each; None where all tokens are.
         """
-        return [self._flags(words) for words in self.words(drafts)]
+        return [None if mask is None else mask.flags for mask in self._chain(drafts)]
 
     def words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The same as int32 [ceil(V / 32)] each."""
+        return [None if mask is None else mask.words for mask in self._chain(drafts)]
+
+    def num_fitting(self, drafts: Sequence[int]) -> int:
+        """How many of the drafts fit, up to the first that does not."""
+        return len(self._chain(drafts)) - 1
+
+    def _chain(self, drafts: Sequence[int]) -> list[TokenMask | None]:
         if self._drafts != list(drafts[: len(self._drafts)]):
             self._forget_drafts()
         if not self._masks and drafts and self._looks_ahead(drafts):
@@ -100,7 +107,8 @@ class GuardedGrammar:
             return False
         if not is_chain or not 1 <= len(found) <= len(drafts) + 1:
             return False
-        self._masks, self._drafts = found, list(drafts[: len(found) - 1])
+        self._masks = [None if words is None else self._mask(words) for words in found]
+        self._drafts = list(drafts[: len(found) - 1])
         return True
 
     def _are_words(self, words: np.ndarray) -> bool:
@@ -114,40 +122,42 @@ class GuardedGrammar:
 
     def allowed(self) -> torch.Tensor | None:
         """What may come next, bool [V]; None for all tokens."""
-        return self._flags(self._allowed())
+        mask = self._allowed()
+        return None if mask is None else mask.flags
 
-    def _allowed(self) -> np.ndarray | None:
+    def _allowed(self) -> TokenMask | None:
         if self.error is None and self._grammar is not None:
             try:
-                words = self._asked(self._grammar)
+                mask = self._asked(self._grammar)
             except Exception as error:
                 self._fail("allowed", error)
             else:
                 if self.error is None:
-                    return words
-        return np.zeros(num_words(self._num_tokens), np.int32)
+                    return mask
+        return self._mask(np.zeros(num_words(self._num_tokens), np.int32))
 
-    def _asked(self, grammar: Grammar) -> np.ndarray | None:
-        """What the grammar says, as words; `error` where that is no mask."""
+    def _mask(self, words: np.ndarray) -> TokenMask:
+        return TokenMask(self._num_tokens, words=words)
+
+    def _asked(self, grammar: Grammar) -> TokenMask | None:
+        """What the grammar says; `error` where that is no mask."""
         if self._has_words:
             words = cast(WordGrammar, grammar).allowed_words()
             if words is None or self._are_words(words):
-                return words
+                return None if words is None else self._mask(words)
             found = f"an array of {words.shape} {words.dtype}"
             self.error = f"the grammar's allowed_words() gave {found}; {self._expected}"
             return None
         mask = grammar.allowed()
         if mask is None or self._is_mask(mask):
-            return None if mask is None else packed(mask)
+            # A copy: the grammar may write its next mask to the same place.
+            return None if mask is None else TokenMask(self._num_tokens, flags=mask.clone())
         self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
         return None
 
     @property
     def _expected(self) -> str:
         return f"expected a bool tensor of {self._num_tokens} tokens."
-
-    def _flags(self, words: np.ndarray | None) -> torch.Tensor | None:
-        return None if words is None else unpacked(words, self._num_tokens)
 
     def accept(self, token: int) -> bool:
         if self._drafts and self._drafts[0] == token:
@@ -196,6 +206,16 @@ class GuardedGrammar:
             self.error = str(error)
         else:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
+
+
+def _kinds(grammar: Grammar) -> tuple[bool, bool]:
+    """Whether it has words, and whether it looks ahead by itself, in any thread."""
+    return _kinds_of(type(grammar))
+
+
+@lru_cache(maxsize=64)  # a copy is made in every round, and asking a protocol takes long
+def _kinds_of(kind: type) -> tuple[bool, bool]:
+    return issubclass(kind, WordGrammar), issubclass(kind, ChainGrammar)
 
 
 def _shown(mask: torch.Tensor | None) -> str:

@@ -15,10 +15,36 @@ def num_words(num_tokens: int) -> int:
 def packed(mask: Tensor) -> np.ndarray:
     """The bits of a mask, bool [V], as int32 [words]."""
     bits = np.packbits(mask.cpu().numpy(), bitorder="little")
-    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
+    words = np.zeros(num_words(len(mask)), np.int32)
+    words.view(np.uint8)[: len(bits)] = bits
+    return words
 
 
 def unpacked(words: np.ndarray, num_tokens: int) -> Tensor:
     """The mask, bool [V], that has these bits."""
     flags = np.unpackbits(words.view(np.uint8), count=num_tokens, bitorder="little")
     return torch.from_numpy(flags.view(np.bool_))
+
+
+class TokenMask:
+    """A mask in the form that it came in; the other form is made when it is first asked for."""
+
+    def __init__(
+        self, num_tokens: int, *, words: np.ndarray | None = None, flags: Tensor | None = None
+    ):
+        assert (words is None) != (flags is None)
+        self._num_tokens, self._words, self._flags = num_tokens, words, flags
+
+    @property
+    def words(self) -> np.ndarray:
+        if self._words is None:
+            assert self._flags is not None
+            self._words = packed(self._flags)
+        return self._words
+
+    @property
+    def flags(self) -> Tensor:
+        if self._flags is None:
+            assert self._words is not None
+            self._flags = unpacked(self._words, self._num_tokens)
+        return self._flags

@@ -117,3 +117,42 @@ def check_engines(sizes: Sizes, device: str, dtypes: list[str]) -> dict[str, Any
                 }
                 print(f"{dtype} {name}: done", file=sys.stderr, flush=True)
     return report
+
+
+# Windows, and choices of entries, that are shorter than texts.
+OWN: dict[str, dict[str, Any]] = {
+    "mimo_v2": {"sliding_window_size": 9},
+    "step3p5": {"sliding_window": 9},
+    "mellum": {"sliding_window": 9},
+    "exaone_moe": {"sliding_window": 9, "sliding_windows": [9, 9, 0]},
+    "deepseek_v32": {"index_topk": 12},
+    "glm_moe_dsa": {"index_topk": 12, "indexer_types": ["full", "shared", "full"]},
+}
+
+
+def check_families(sizes: Sizes, device: str, dtypes: list[str], names: str) -> list[str]:
+    """Families and runs whose texts or log-probabilities differ from those of single requests."""
+    runs: dict[str, dict[str, Any]] = {
+        "K=3": {"speculate": 3},
+        "K=1, chunks of 20 rows": {"speculate": 1, "max_batched_tokens": 20},
+    }
+    wrong = []
+    with tempfile.TemporaryDirectory() as work:
+        for name in names.split(","):
+            own = {"max_position_embeddings": 512, "vocab_size": 512, **OWN.get(name, {})}
+            folder = write_tiny(name, Path(work) / name, rate=0.9, seed=1, dtype="F32", **own)
+            for dtype in dtypes:
+                common: dict[str, Any] = {
+                    "device": device, "kernels": "on", "dtype": dtype, "exact": True,
+                    "kv_bytes": 1 << 26, "block_size": 4,
+                }  # fmt: skip
+                wanted = answers(folder, sizes, 512, speculate=0, one_by_one=True, **common)
+                for run, options in runs.items():
+                    found = answers(folder, sizes, 512, **common, **options)
+                    parts = first_difference(wanted, found)
+                    is_same = parts is None and wanted.logprobs == found.logprobs
+                    accepted = round(found.first_accepted or 0.0, 3)
+                    word = "same" if is_same else f"DIFFERENT from token {parts}"
+                    print(f"{name:14} {dtype:9} {run:24} {word} {accepted}", flush=True)
+                    wrong += [] if is_same else [f"{name} {dtype} {run}"]
+    return wrong

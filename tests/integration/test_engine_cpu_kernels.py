@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import (
+    VOCAB,
     assert_head_is_alive,
     checkpoint,
     greedy,
@@ -22,11 +23,13 @@ from support.engine_runs import (
     start,
 )
 from support.head_edits import edited
+from support.long_runs import unless_long
 from support.quantized_tensors import source
 from support.tiny_fixture import Tiny
 
-from headstart.backends.numba import compiler, support
+from headstart.backends.numba import compiler, support, thread_pool
 from headstart.checkpoint.values import load
+from headstart.engine import drafter
 from headstart.engine.engine import Engine
 from headstart.heads.quantized_copy import quantized_copy
 
@@ -34,6 +37,12 @@ PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
 INT4: dict[str, Any] = {"weights": "int4", "dtype": "float32"}
 FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
+
+USUAL = [("mimo", INT8), ("llama", INT4), ("qwen3_5_moe", INT8), ("deepseek_v3", FLOAT)]
+MORE = [
+    ("qwen2", FLOAT), ("qwen3", INT8), ("glm4_moe", INT4), ("glm4_moe_lite", INT8),
+    ("mimo_v2", INT8), ("qwen3_next", INT4), ("step3p5", FLOAT), ("ernie4_5_moe", FLOAT),
+]  # fmt: skip
 
 needs_numba = pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
 
@@ -49,13 +58,13 @@ def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]
 
 def compiled(folder: Path, **settings: Any) -> Engine:
     engine = start(folder, **{**INT8, **settings})
-    assert engine.backend.name == "numba"
+    assert engine.backend.name == "numba", engine.notes
     assert any("compiled kernels: ready" in note for note in engine.notes)
     return engine
 
 
 @needs_numba
-@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("llama", INT4), ("qwen2", FLOAT)])
+@pytest.mark.parametrize(("family", "kind"), unless_long(USUAL, [*USUAL, *MORE]))
 def test_drafts_memory_chunks_and_batches_change_no_bit(
     tiny: Tiny, family: str, kind: dict[str, Any]
 ) -> None:
@@ -104,6 +113,55 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
     assert {len(drafts) for each in found[0] for drafts in each} >= {1, 3, 5}
 
 
+class TwoOfThree:
+    """A grammar that allows other tokens at every place."""
+
+    def __init__(self, place: int = 0):
+        self._place = place
+
+    def allowed(self) -> torch.Tensor:
+        return (torch.arange(VOCAB) + self._place) % 3 > 0
+
+    def accept(self, token: int) -> bool:
+        fits = bool(self.allowed()[token])
+        self._place += 1
+        return fits
+
+    def fork(self) -> TwoOfThree:
+        return TwoOfThree(self._place)
+
+
+@needs_numba
+def test_drafts_under_a_grammar_are_those_of_its_masks_in_fewer_calls(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call per draft is what it was before; the texts and the drafts are the same."""
+    found = []
+    for is_each_alone in (False, True):
+        if is_each_alone:
+            monkeypatch.setattr(drafter, "_needs_masks", lambda request: True)
+        engine = compiled(soft(tiny), speculate=3)
+        calls, proposed = [0], []
+        draft_chain, propose = engine.backend.draft_chain, engine.loop.drafter.propose
+
+        def count(*given: Any, own: Any = draft_chain, calls: Any = calls) -> Any:
+            calls[0] += 1
+            return own(*given)
+
+        def note(drafting: Any, own: Any = propose, proposed: Any = proposed) -> None:
+            own(drafting)
+            proposed.append([list(request.drafts) for request in drafting])
+
+        monkeypatch.setattr(engine.backend, "draft_chain", count)
+        monkeypatch.setattr(engine.loop.drafter, "propose", note)
+        results = run(engine, PROMPTS[:1], greedy(30), grammar=TwoOfThree())
+        assert_head_is_alive(results)
+        found.append((results[0].outputs[0].token_ids, proposed, calls[0]))
+    (text, drafts, calls), (plain_text, plain_drafts, more_calls) = found
+    assert text == plain_text and drafts == plain_drafts
+    assert len(drafts) < calls < more_calls, "some guesses fitted, some did not"
+
+
 @needs_numba
 @pytest.mark.parametrize(("kind", "drafts"), [(INT8, [3]), (INT4, [1, 2, 3, 4])])
 def test_samples_with_and_without_drafts_are_equal(
@@ -137,7 +195,7 @@ def test_states_and_drafts_are_those_of_the_plain_modules(tiny: Tiny, family: st
 
 
 @needs_numba
-@pytest.mark.parametrize("family", ["mimo", "llama"])
+@pytest.mark.parametrize("family", ["mimo", "llama", "glm4_moe", "qwen3_5", "glm4_moe_lite"])
 def test_float32_is_what_the_plain_modules_compute(tiny: Tiny, family: str) -> None:
     folder, found = soft(tiny, family), []
     for settings in ({}, {"kernels": "off"}):
@@ -151,13 +209,24 @@ def test_float32_is_what_the_plain_modules_compute(tiny: Tiny, family: str) -> N
     torch.testing.assert_close(values, plain, rtol=1e-4, atol=1e-5)
 
 
+@needs_numba
+@pytest.mark.parametrize(
+    "family", unless_long(["qwen3_5_moe", "glm4_moe_lite"], ["glm4_moe", "deepseek_v3", "step3p5"])
+)
+def test_threads_change_no_bit(tiny: Tiny, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More threads than cores: some are late, and find that others have gone on."""
+    folder = soft(tiny, family)
+    alone = answers(compiled(folder, speculate=3))
+    monkeypatch.setattr(thread_pool, "_MIN_WORK", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert answers(compiled(folder, speculate=3)) == alone
+
+
 REFUSED = {
-    "qwen3": (("qwen3", {}), "norms queries and keys"),
-    "experts": (("glm4_moe", {}), "norms queries|experts"),
-    "recurrent": (("qwen3_next", {}), "delta attention"),
-    "latent": (("deepseek_v3", {}), "latent attention"),
-    "sliding": (("mimo_v2", {}), "sliding attention"),
-    "heads": (("mimo", {"head_dim": 24}), "heads of size 24"),
+    "indexers": (("deepseek_v32", {}), "an indexer"),
+    "norms behind": (("exaone4_5", {}), "norms what attention and MLPs give"),
+    "mamba": (("nemotron_h", {}), "layers with mamba|layers of their own"),
+    "streams": (("hy_v4", {}), "several residual streams"),
 }
 
 

@@ -4,21 +4,25 @@ rejected and whichever request leaves the rounds; interpreted here."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
+from support.interpreted_bf16 import repair_bf16
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
 from support.kernel_runs import few_programs, start
 
+from headstart.backends.cuda import exact
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.recurrent_prompts import PromptRows
-from headstart.errors import ConfigError
+from headstart.engine.engine import Engine
 from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import SamplingParams
 
@@ -59,9 +63,27 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
     fused.scheduler.check()
 
 
-def test_exact_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match=r"kernels on was .* recurrent layers, whose kernels"):
-        start(model(tiny, "qwen3_5_text"), "on", exact=True)
+@pytest.mark.parametrize("family", unless_long(["qwen3_5_text"], list(OWN)))
+def test_exact_texts_depend_on_nothing_but_the_request(
+    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once without drafts; with drafts, prompts in chunks, and memory that runs out."""
+    if not torch.cuda.is_available():
+        repair_bf16(monkeypatch)
+        monkeypatch.setattr(exact, "TILE", 4)  # fewer rows to fill up, or it would take a minute
+    folder = tiny(family, rate=0.9, seed=0, dtype="F32", **SIZES, **OWN[family])
+    each = [replace(own, logprobs=2) for own in SETTINGS]
+    found = []
+    for options in ({"speculate": 0}, {"speculate": 2, "max_batched_tokens": 3}):
+        engine = Engine(
+            folder, dtype="bfloat16", kernels="on", exact=True, block_size=4, kv_bytes=1 << 18,
+            max_running_requests=2, **options,
+        )  # fmt: skip
+        outputs = [result.outputs[0] for result in engine.generate(PROMPTS, each)]
+        told = [[(one.logprob, one.top) for one in own.logprobs or ()] for own in outputs]
+        found.append(([own.token_ids for own in outputs], told))
+    assert found[0] == found[1]
+    assert engine.stats.acceptance.drafted[0] > 0
 
 
 def test_a_request_that_leaves_rounds_goes_on_from_the_accepted_row(

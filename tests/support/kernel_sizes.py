@@ -18,6 +18,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     "step3p5": {
         **_EXPERTS, "num_attention_groups": 1, "sliding_window": 3, "share_expert_dim": 32,
         "layer_types": ["full_attention"] + ["sliding_attention"] * 4, "moe_layers_enum": "1",
+        "swiglu_limits": [0, 0.02, 0, 0, 0], "swiglu_limits_shared": [0.02, 0.05, 0, 0, 0],
         "attention_other_setting": {
             "attention_type": "sliding_attention", "num_attention_heads": 4,
             "num_attention_groups": 1, "head_dim": 16,

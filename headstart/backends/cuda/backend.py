@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
+from headstart.backends.cuda.exact_recurrent import exact_prompt_recur
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.group_linear import copied_bytes
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
@@ -145,7 +146,11 @@ class CudaBackend(Backend):
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
         if self.memory.states:
-            recur = prompt_recur(self.kernels, self.memory.states, batch.state_spans)
+            given = self.memory.states, batch.state_spans
+            if isinstance(self.kernels, ExactKernels):
+                recur = exact_prompt_recur(self.kernels, *given)
+            else:
+                recur = prompt_recur(self.kernels, *given)
             rows = replace(rows, recur=recur)
         kept, chosen = None, batch.logits
         if not self.options.exact and len(batch.wanted) < len(batch.ids):

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
+from headstart.backends.cuda.exact import ExactKernels
+from headstart.backends.cuda.exact_recurrent import exact_repeat
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound
@@ -25,7 +27,7 @@ from headstart.backends.cuda.packed import (
     num_rows,
     starts_of,
 )
-from headstart.backends.cuda.recurrent import RecurrentBatch, settle
+from headstart.backends.cuda.recurrent import RecurrentBatch, repeat, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
@@ -267,7 +269,11 @@ class CapturedRounds(DeviceRounds):
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         if self.batch.recurrent is not None and lengths:
             nets = [m for m in self.backend.trunk.modules() if isinstance(m, DeltaNet)]
-            settle(nets, self.batch.recurrent, self.backend.memory.states, list(lengths))
+            is_exact = isinstance(self.backend.kernels, ExactKernels)
+            settle(
+                nets, self.batch.recurrent, self.backend.memory.states, list(lengths),
+                exact_repeat if is_exact else repeat,
+            )  # fmt: skip
         states: list[HeadStates | None] = []
         for index in range(len(self._params)):
             pending = int(self.batch.pending[index])

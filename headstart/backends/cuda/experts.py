@@ -56,7 +56,8 @@ def _terms(x: Tensor, moe: MoE, slots: Tensor | None, feed: Feed | None) -> Tens
         _logits(x, moe.router.weight), routing_of(moe, weights.num_shared), moe.router.correction,
         slots, gate,
     )  # fmt: skip
-    terms = terms_of(x, chosen, shares, weights)
+    limit = moe.experts.limit
+    terms = terms_of(x, chosen, shares, weights, 0 if limit is None else limit.most)
     if moe.shared is None or weights.num_shared:
         return terms
     assert feed is not None, "shared experts of another form are fed by themselves"
@@ -66,9 +67,15 @@ def _terms(x: Tensor, moe: MoE, slots: Tensor | None, feed: Feed | None) -> Tens
     return torch.cat([terms, said.to(terms.dtype)])
 
 
-def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: HeldExperts) -> Tensor:
-    """What the chosen experts say, in the way that was fastest for so many rows."""
+def terms_of(
+    x: Tensor, chosen: Tensor, shares: Tensor, weights: HeldExperts, limit: float = 0
+) -> Tensor:
+    """What the chosen experts say, in the way that was fastest for so many rows.
+
+    limit: what inner products are cut off at; 0: nothing is.
+    """
     rows, choices = chosen.shape
+    assert not limit or isinstance(weights, ExpertWeights), "others are dequantised"
     if isinstance(weights, GroupExperts):
         return group_terms(x, chosen, shares, weights)
     is_few = is_without_tiles(rows, choices, weights)
@@ -76,8 +83,8 @@ def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: HeldExperts) ->
         terms = fp8_vector_terms if is_few else fp8_terms
         return terms(x, chosen, shares, weights)
     if is_few:
-        return vector_terms(x, chosen, shares, weights)
-    return expert_terms(x, chosen, shares, weights)
+        return vector_terms(x, chosen, shares, weights, limit=limit)
+    return expert_terms(x, chosen, shares, weights, limit=limit)
 
 
 def is_without_tiles(rows: int, choices: int, weights: ExpertWeights | Fp8Experts) -> bool:

@@ -266,7 +266,8 @@ class Kernels:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
         assert isinstance(mlp, MLP | MoE)
-        if isinstance(mlp, MLP) and isinstance(mlp.gate_up, KernelFp8):
+        is_rounded = isinstance(mlp, MLP) and mlp.limit is None
+        if isinstance(mlp, MLP) and is_rounded and isinstance(mlp.gate_up, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
             if isinstance(mlp.down, KernelLinear):
                 return mlp.down.partial(mlp.gate_up.gated_for(normed, mlp.down))
@@ -278,6 +279,9 @@ class Kernels:
         if isinstance(mlp, MoE):
             return moe_terms(x, mlp, kv_slots, lambda own, shared: self.feed(own, shared, kv_slots))
         gate_up, down = mlp.gate_up, mlp.down
+        if mlp.limit is not None:
+            inner = silu_product(self.whole(x, gate_up), x.dtype, limit=mlp.limit.most)
+            return self.product(inner, down)
         if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
             return down.partial(gate_up.gated_for(x, down))
         return self.product(self.gated(x, gate_up), down)

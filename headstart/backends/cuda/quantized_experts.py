@@ -63,6 +63,8 @@ def experts_of(moe: MoE) -> HeldExperts:
         parts = _like_groups(shared, gate_up.packed, down.packed)
         return GroupExperts(gate_up.packed, down.packed, *parts)
     assert type(gate_up) is Stack and type(down) is Stack, "others are dequantised"
+    if shared is not None and shared.limit != moe.experts.limit:
+        shared = None
     if shared is None or type(shared.gate_up) is not Linear or type(shared.down) is not Linear:
         return ExpertWeights(gate_up.weight, down.weight)
     return ExpertWeights(
@@ -122,7 +124,7 @@ def hold_experts(module: nn.Module) -> list[str]:
         if isinstance(moe.shared_gate, QuantizedLinear):  # one output: read beside the choice
             moe.shared_gate = _plain_linear(moe.shared_gate)
         experts = moe.experts
-        if not _fits(experts.gate_up, experts.down):
+        if experts.limit is not None or not _fits(experts.gate_up, experts.down):
             for name in ("gate_up", "down"):
                 stack = getattr(experts, name)
                 if isinstance(stack, QuantizedStack):
@@ -136,14 +138,14 @@ def hold_experts(module: nn.Module) -> list[str]:
         return []
     return [
         f"{dequantized} stacks of experts are dequantised: kernels want gate, up and down in one "
-        "form, and groups of a multiple of 32 inputs"
+        "form, groups of a multiple of 32 inputs, and no limits of inner products"
     ]
 
 
 def round_experts(module: nn.Module) -> None:
     """Round the plain experts of every mixture below `module`, with one scale per output row."""
     for moe in [part for part in module.modules() if isinstance(part, MoE)]:
-        for name in ("gate_up", "down"):
+        for name in ("gate_up", "down") if moe.experts.limit is None else ():
             stack = getattr(moe.experts, name)
             if type(stack) is Stack:
                 values = stack.weight.detach()

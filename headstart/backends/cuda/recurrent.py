@@ -7,7 +7,7 @@ the rounds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,17 +96,23 @@ def round_recur(
     return recur
 
 
+def repeat(net: DeltaNet, state: LayerStates, own: DeltaRequests, rings: Rings) -> None:
+    """Memories that are behind by the rows of a round are brought up to date."""
+    nothing = state.memory.new_zeros(1, len(own.first), 1)
+    delta_round(nothing, net.norm, net.eps, state.memory, own, rings, 0)
+
+
 def settle(
-    nets: Sequence[DeltaNet], batch: RecurrentBatch, states: list[LayerStates], lengths: list[int]
-) -> None:
+    nets: Sequence[DeltaNet], batch: RecurrentBatch, states: list[LayerStates], lengths: list[int],
+    repeats: Callable[[DeltaNet, LayerStates, DeltaRequests, Rings], None] = repeat,
+) -> None:  # fmt: skip
     """Bring the slots of the first requests up to date; lengths: their tokens, newest included."""
     device = batch.slots.device
     first = torch.tensor([length - 1 for length in lengths], dtype=torch.int32, device=device)
     own, count = batch.at(first), len(lengths)
     slots, buffers = own.slots.tolist(), own.buffers.tolist()
     for net, rings, state in zip(nets, batch.rings, states, strict=True):
-        nothing = state.memory.new_zeros(1, count, 1)
-        delta_round(nothing, net.norm, net.eps, state.memory, own, rings, 0)
+        repeats(net, state, own, rings)
         kept, places = state.conv.shape[1], rings.inputs.shape[1]
         for length, slot, buffer in zip(lengths, slots, buffers, strict=True):
             positions = torch.arange(length - 1 - kept, length - 1, device=device)

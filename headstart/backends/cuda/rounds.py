@@ -15,6 +15,8 @@ from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import adjusted_drafts, run_drafts
+from headstart.backends.cuda.exact import ExactKernels
+from headstart.backends.cuda.exact_recurrent import exact_round_recur
 from headstart.backends.cuda.forward import Rows
 from headstart.backends.cuda.kernels.inputs import noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
@@ -65,7 +67,11 @@ def _round_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tup
     )  # fmt: skip
     where = model.rows(placed, tables, rows, first_slot=0)
     if batch.recurrent is not None:
-        recur = round_recur(model.kernels, batch.recurrent, model.states, placed[2], rows)
+        given = batch.recurrent, model.states, placed[2], rows
+        if isinstance(model.kernels, ExactKernels):
+            recur = exact_round_recur(model.kernels, *given)
+        else:
+            recur = round_recur(model.kernels, *given)
         where = replace(where, recur=recur)
     # A single column would stay a view.
     return batch.ids[:count, :rows].flatten().contiguous(), where

@@ -51,8 +51,6 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return "the GPU does not convert 8-bit floats (compute capability 8.9 or more does)"
     if options.kv_dtype == "fp8" and _has_windows(config):
         return "the model has windows or values of another size, whose K/V are as they are"
-    if options.exact and config.recurrent is not None:
-        return f"{config.model_type} models have recurrent layers, whose kernels are inexact"
     reasons = map(why_unsupported, [config, *([head.config] if head is not None else [])])
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -70,8 +68,9 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model has MLPs without gates, or layers that are a mixer or an MLP alone"
     if any(kind.norms == "after" for kind in kinds):
         return "the model norms what attention and MLPs give"
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
+    limits = [limit for kind in kinds for limit in (kind.limit, kind.shared_limit)]
+    if any(limit is not None and limit.is_before for limit in limits):
+        return "the model cuts off inner products before their activation"
     if config.delta is not None and config.delta.by_channel:
         return f"channels of {config.model_type} models' memories fade each by itself"
     if config.mla is not None:

@@ -92,7 +92,9 @@ def _restrict(mask, tokens, out):
 
 @njit()
 def adjust(logits, settings, row, ahead, tokens, out):
-    """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe."""
+    """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe,
+    which a grammar's mask holds for alone.
+    """
     params = settings.rows[row]
     copy(logits, out)
     if params.is_penalised:
@@ -107,5 +109,5 @@ def adjust(logits, settings, row, ahead, tokens, out):
     _forbid(_part(settings, row, BANNED)[0], tokens, out)
     if ahead < params.held_back:
         _forbid(_part(settings, row, ENDS)[0], tokens, out)
-    if params.mask >= 0:
+    if params.mask >= 0 and ahead == 0:
         _restrict(settings.masks[params.mask], tokens, out)

@@ -29,12 +29,16 @@ from headstart.backends.numba.forward import (
 )
 from headstart.backends.numba.layers import argmax_rows
 from headstart.backends.numba.linear import FORMS
+from headstart.backends.numba.packing import pack_rest
+from headstart.backends.numba.vectors import LANES
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
 from headstart.backends.weights import convert_model
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
+from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.mtp import MTPModule
+from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row, SamplingParams
 
 _SILENT_SECONDS = 3.0  # more than loading what was compiled takes
@@ -63,6 +67,9 @@ class NumbaBackend(CompiledChooser, Backend):
         Backend.__init__(self, model, options)
         CompiledChooser.__init__(self, self.config.vocab)
         convert_model(self.trunk, self.head, FORMS, options.weights)
+        for module in (self.trunk, self.head):
+            if module is not None:
+                pack_rest(module)
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
@@ -77,14 +84,26 @@ class NumbaBackend(CompiledChooser, Backend):
         self._tokens.clear()
         started = time.perf_counter()
         with _notice_if_it_takes_long(), torch.inference_mode():
-            self._hold(sizes.num_blocks * sizes.block_size)
+            self._hold(sizes.num_blocks * sizes.block_size, sizes.num_states)
             self._run_once()
         seconds = time.perf_counter() - started
         self.notes.append(f"compiled kernels: ready after {seconds:.1f} s ({kept_note()})")
 
-    def _hold(self, slots: int) -> None:
+    def slot_bytes(self, config: ModelConfig, kind: LayerKind) -> int:
+        """Keys and values lie apart, values filled up to whole vectors."""
+        if not kind.attends:
+            return 0
+        if kind.mixer == "latent":
+            assert config.mla is not None
+            heads, dim, v_dim = 1, config.mla.entry, config.mla.kv_rank
+        else:
+            shape = config.shape(kind)
+            heads, dim, v_dim = shape.kv_heads, shape.dim, shape.v_dim
+        return heads * (dim + -(-v_dim // LANES) * LANES) * self.dtype.itemsize
+
+    def _hold(self, slots: int, states: int) -> None:
         """Weights and memory as kernels read them, which compiles the products of their formats."""
-        self._trunk = TrunkKernels(self.trunk, slots)
+        self._trunk = TrunkKernels(self.trunk, slots, states)
         modules = [] if self.head is None else list(self.head.modules_)
         self._modules = [
             HeadKernels(module, self.trunk, slots)
@@ -95,7 +114,8 @@ class NumbaBackend(CompiledChooser, Backend):
     def _run_once(self) -> None:
         """Compile, or load what was compiled, before the first request waits for it."""
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
-        layout, ids = layout_of(blank, [0]), [0]
+        states = [StateSpan(0, 1, None, ((1, 0),))] if self.config.num_recurrent else []
+        layout, ids = layout_of(blank, [0], states), [0]
         assert self._trunk is not None
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
@@ -111,7 +131,7 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         assert self._trunk is not None
-        layout = layout_of(batch.spans, batch.positions)
+        layout = layout_of(batch.spans, batch.positions, batch.state_spans)
         return self._trunk.run(batch.ids, layout, batch.logits)
 
     def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
@@ -141,7 +161,7 @@ class NumbaBackend(CompiledChooser, Backend):
         return [
             DraftChain(
                 drafts[:depths, i].tolist(),
-                torch.from_numpy(states[i : i + 1]),
+                torch.from_numpy(states[:depths, i]),
                 torch.from_numpy(probs[:depths, i].copy()) if rejects[i] else None,
             )
             for i, depths in enumerate(counts)

@@ -179,20 +179,24 @@ def _sum(scores):
 
 
 @njit()
-def attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
-    """queries [n, dim], scaled -> out [n, dim]: each sees the first `counts` [n] of the slots.
+def attend(queries, keys, values, kv_head, kv_slots, runs, counts, sinks, out):
+    """queries [n, dim], scaled -> out [n, size of values, which is a multiple of 16]: each sees the
+    first `counts` [n] of the slots.
 
     `runs`: from each place on, how many follow one another. They decide the way, not the bits,
     and so do the queries beside one. Soft-max runs along: what was found so far shrinks when a
-    higher score comes. A query sees no fewer kv_slots than the one before it.
+    higher score comes. A query sees no fewer kv_slots than the one before it. sinks [n]: a further
+    score with nothing behind it; -inf where there is none.
     """
     for first in range(0, queries.shape[0], QUERIES):
         own = slice(first, min(first + QUERIES, queries.shape[0]))
-        _attend(queries[own], keys, values, kv_head, kv_slots, runs, counts[own], out[own])
+        _attend(
+            queries[own], keys, values, kv_head, kv_slots, runs, counts[own], sinks[own], out[own]
+        )
 
 
 @njit()
-def _attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
+def _attend(queries, keys, values, kv_head, kv_slots, runs, counts, sinks, out):
     number = queries.shape[0]
     highest, total = np.empty(QUERIES, np.float32), np.zeros(QUERIES, np.float32)
     scores = np.empty((QUERIES, SCORES), np.float32)
@@ -227,8 +231,11 @@ def _attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
                 part = slice(query, query + 1)
                 _add_values(scores[part, common:], values, kv_head, seen[common:rest], out[part])
     for query in range(number):
+        found = max(sinks[query], highest[query])
+        shrunk = exp(highest[query] - found)
+        share = total[query] * shrunk + exp(sinks[query] - found)
         for d in range(out.shape[1]):
-            out[query, d] /= total[query]
+            out[query, d] = out[query, d] * shrunk / share
 
 
 @njit()

@@ -16,11 +16,13 @@ from numba.extending import intrinsic
 from torch.nn.functional import pad
 
 from headstart.backends.numba.calls import (
+    ADDS,
     BIAS,
     FIELDS,
     OUTPUTS,
     WEIGHTS,
     WIDTH,
+    WRITES_ON,
     Product,
     aligned_empty,
     floats_at,
@@ -118,7 +120,7 @@ def _add_up(tile, inputs, first, out):
 
 
 @njit()
-def product(counters, phase, packed, bias, inputs, out, adds):
+def product(counters, phase, packed, bias, inputs, out, adds, waits):
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.float32)
@@ -139,11 +141,12 @@ def product(counters, phase, packed, bias, inputs, out, adds):
                         out[first + row, start + n] = value
                 first += count
         finish(counters, phase, end - begin)
-    wait(counters, phase, tiles)
+    if waits:
+        wait(counters, phase, tiles)
 
 
 @Product
-def float_product(counters, phase, x, rows, matrix, out, adds):
+def float_product(counters, phase, x, rows, matrix, out, mode):
     """`calls.apply` for float32."""
     own = carray(matrix, (FIELDS,))
     width, outputs = own[WIDTH], own[OUTPUTS]
@@ -151,5 +154,5 @@ def float_product(counters, phase, x, rows, matrix, out, adds):
         carray(counters, (phase + 1, COUNTERS)), phase,
         carray(floats_at(own[WEIGHTS]), (-(-outputs // TILE), width * TILE)),
         carray(floats_at(own[BIAS]), (outputs,)), carray(x, (rows, width)),
-        carray(out, (rows, outputs)), adds != 0,
+        carray(out, (rows, outputs)), mode == ADDS, mode != WRITES_ON,
     )  # fmt: skip

@@ -16,78 +16,58 @@ from torch import nn
 
 from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.adjusting import Settings
-from headstart.backends.numba.calls import OUTPUTS, WIDTH, aligned_empty
-from headstart.backends.numba.linear import Packed
+from headstart.backends.numba.calls import OUTPUTS
+from headstart.backends.numba.held import HeldStep, Memory, matrix_rows, num_weights, steps_of
+from headstart.backends.numba.packing import lay_together
+from headstart.backends.numba.passes import ROWS_PER_ITEM, SPAN, RowLayout
 from headstart.backends.numba.thread_pool import POOL, new_counters
-from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
-from headstart.models.feed_forward import MLP
-from headstart.models.grouped_attention import Attention
 from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
-from headstart.models.rope import RotaryTable
+from headstart.models.recurrence import StateSpan
 from headstart.models.trunk import Trunk
 
 Kind = TypeVar("Kind")
-_ALIGNED = 64  # bytes
 
 
 @dataclass(frozen=True)
 class Block:
     """Layers in the form that kernels read, with their memory."""
 
-    model: kernels.Model
-    width: int  # of all queries of a row
-    weights: int  # how many there are
-    layers: tuple[DecoderLayer, ...]  # whose tensors kernels read
+    steps: tuple[HeldStep, ...]
+    table: np.ndarray  # int64 [steps, STEP]
+    weights: int  # that a row is multiplied with
 
     @classmethod
-    def of(cls, layers: Sequence[DecoderLayer], slots: int, rotary: RotaryTable) -> Block:
+    def of(cls, layers: Sequence[DecoderLayer], memories: Sequence[Memory]) -> Block:
         """The layers' own matrices move into one piece of memory: nothing is held twice."""
-        attentions = [_checked(layer.attention, Attention) for layer in layers]
-        feeds = [_checked(layer.mlp, MLP) for layer in layers]
-        first = attentions[0]
-        groups = -(-slots // LANES)
-        stacked = kernels.Layers(
-            attention_norm=norms([layer.attention_norm for layer in layers]),
-            qkv=matrices([attention.qkv for attention in attentions]),
-            o=matrices([attention.o for attention in attentions]),
-            mlp_norm=norms([layer.mlp_norm for layer in layers]),
-            gate_up=matrices([feed.gate_up for feed in feeds]),
-            down=matrices([feed.down for feed in feeds]),
-            eps=layers[0].attention_norm.eps,
-        )
-        model = kernels.Model(
-            stacked,
-            np.zeros((len(layers), groups, first.kv_heads, first.dim, LANES), np.float32),
-            np.zeros((len(layers), slots, first.kv_heads, first.dim), np.float32),
-            kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy()),
-        )
-        found = np.concatenate([stacked.qkv, stacked.o, stacked.gate_up, stacked.down])
-        return cls(model, first.heads * first.dim, num_weights(found), tuple(layers))
+        lay_together(layers)
+        each = zip(layers, memories, strict=True)
+        steps = [step for layer, memory in each for step in steps_of(layer, memory)]
+        weights = sum(step.weights for step in steps)
+        return cls(tuple(steps), np.stack([step.row for step in steps]), weights)
 
-    def scratch(self, rows: int) -> kernels.Scratch:
-        layers, (kv_heads, dim) = self.model.layers, self.model.values.shape[2:]
-        shapes = (
-            (rows, int(layers.qkv[0, OUTPUTS])),
-            (kv_heads, rows * self.width // (kv_heads * dim), dim),
-            (rows, self.width),
-            (rows, int(layers.gate_up[0, OUTPUTS])),
-        )
-        return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
+    def scratch(self, rows: int) -> np.ndarray:
+        return np.empty(max(step.floats(rows) for step in self.steps), np.float32)
+
+    def phases(self, rows: int) -> int:
+        return sum(step.phases(rows) for step in self.steps)
 
 
-def layout_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.RowLayout:
-    """Where the rows of some requests go, and what each of them sees."""
+def layout_of(
+    spans: Sequence[Span], positions: Sequence[int], states: Sequence[StateSpan] = ()
+) -> RowLayout:
+    """Where the rows of some requests go, and what each of them sees or goes on from."""
     return row_layout(
-        [(slot_numbers(span.new), slot_numbers(span.context)) for span in spans], positions
+        [(slot_numbers(span.new), slot_numbers(span.context)) for span in spans], positions, states
     )
 
 
 def row_layout(
-    requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int]
-) -> kernels.RowLayout:
+    requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int],
+    states: Sequence[StateSpan] = (),
+) -> RowLayout:  # fmt: skip
     """The same from the slots that each request's rows fill and those that its last row sees."""
     begins: list[int] = []
     ends: list[int] = []
@@ -98,39 +78,66 @@ def row_layout(
         end, stop = begin + len(seen), row + len(slots)
         begins += [begin] * len(slots)
         ends += range(end - len(slots) + 1, end + 1)
-        together = range(row, stop, kernels.ROWS_PER_ITEM)
+        together = range(row, stop, ROWS_PER_ITEM)
         firsts += together
-        lasts += [min(first + kernels.ROWS_PER_ITEM, stop) for first in together]
+        lasts += [min(first + ROWS_PER_ITEM, stop) for first in together]
         begin, row = end, stop
-    return kernels.RowLayout(
+    return RowLayout(
         np.array(positions), joined([slots for slots, _ in requests]),
         joined([seen for _, seen in requests]),
         joined([kernels.runs(seen) for _, seen in requests]),
-        np.array(begins), np.array(ends), np.array(firsts), np.array(lasts),
+        np.array(begins), np.array(ends), np.array(firsts), np.array(lasts), *_states(states),
     )  # fmt: skip
+
+
+_NO_STATES = np.empty((0, SPAN), np.int64), np.empty((0, 2), np.int64)
+
+
+def _states(states: Sequence[StateSpan]) -> tuple[np.ndarray, np.ndarray]:
+    """Spans and keeps of a layout."""
+    if not states:
+        return _NO_STATES
+    spans: list[tuple[int, ...]] = []
+    keeps: list[tuple[int, int]] = []
+    for own in states:
+        source = -1 if own.source is None else own.source
+        spans.append((own.start, own.stop, source, len(keeps), len(own.keeps)))
+        keeps += own.keeps
+    return np.array(spans, np.int64), np.array(keeps, np.int64).reshape(-1, 2)
 
 
 class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
-    def __init__(self, trunk: Trunk, slots: int):
+    def __init__(self, trunk: Trunk, slots: int, states: int):
         final_norm = _checked(trunk.final_norm, Norm)
         self._embed, self._final_norm = trunk.embed.numpy(), final_norm.factor.numpy()
+        self._eps = final_norm.eps
+        config = trunk.config
+        memories = [
+            Memory(
+                slots, states,
+                trunk.sliding_rotary if kind.mixer == "sliding" and trunk.sliding_rotary is not None
+                else trunk.rotary,
+                window,
+            )
+            for kind, window in zip(config.layers, config.windows, strict=True)
+        ]  # fmt: skip
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
-        self._block = Block.of(layers, slots, trunk.rotary)
-        self._trunk, self._lm_head = trunk, matrices([trunk.lm_head])
+        self._block = Block.of(layers, memories)
+        self._trunk, self._lm_head = trunk, matrix_rows([trunk.lm_head])
 
     def run(
-        self, ids: Sequence[int], layout: kernels.RowLayout, wanted: Sequence[int]
+        self, ids: Sequence[int], layout: RowLayout, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
         block, stream = self._block, self._embed[np.array(ids)]
         logits = np.empty((len(wanted), int(self._lm_head[0, OUTPUTS])), np.float32)
         normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
-            new_counters(kernels.PHASES * len(block.model.keys) + 1), stream,
-            block.scratch(len(ids)), block.model, layout, self._final_norm, self._lm_head,
-            np.array(wanted, np.int64), logits,
+            new_counters(block.phases(len(ids)) + 1), stream, block.scratch(len(ids)),
+            block.table, self._eps, layout, self._final_norm, self._lm_head,
+            np.array(wanted, np.int64), logits, held=self,
         )  # fmt: skip
         return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
 
@@ -149,30 +156,6 @@ def norms(norms: Sequence[Norm]) -> np.ndarray:
     return np.stack([norm.factor.numpy() for norm in norms])
 
 
-def matrices(found: Sequence[nn.Module]) -> np.ndarray:
-    """One kind of matrix of all layers, as kernels read them [L, FIELDS], while modules live."""
-    parts = [_checked(module, Packed) for module in found]
-    _lay_together(parts)
-    return np.array([part.fields() for part in parts], np.int64)
-
-
-def _lay_together(parts: Sequence[Packed]) -> None:
-    """All weights in one array, of which the parts keep views: large pages, read in order."""
-    if len(parts) == 1:
-        return
-    sizes = [-(-part.weight.nbytes // _ALIGNED) * _ALIGNED for part in parts]
-    whole, start = torch.from_numpy(aligned_empty(sum(sizes))), 0
-    for part, size in zip(parts, sizes, strict=True):  # one by one: each old one is let go
-        old = part.weight.detach()
-        view = whole[start : start + old.nbytes].view(old.dtype).view(old.shape)
-        part.repack(view.copy_(old))
-        start += size
-
-
-def num_weights(found: np.ndarray) -> int:
-    return int((found[:, OUTPUTS] * found[:, WIDTH]).sum())
-
-
 def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     assert isinstance(module, kind), "others are refused"
     return module
@@ -188,7 +171,7 @@ class DraftTokens:
 
     @classmethod
     def of(cls, module: nn.Module, ids: np.ndarray) -> DraftTokens:
-        return cls(module, matrices([module]), ids)
+        return cls(module, matrix_rows([module]), ids)
 
 
 @dataclass(frozen=True)
@@ -216,24 +199,27 @@ class HeadKernels:
     def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
         self._module, layout = module, module.layout
         self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
-        self._block = Block.of([module.decoder], slots, module.rotary or trunk.rotary)
+        memory = Memory(slots, 0, module.rotary or trunk.rotary, module.window)
+        self._block = Block.of([module.decoder], [memory])
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
         self._head = kernels.Head(
-            self._block.model, norms(both[::-1] if swaps else both), matrices([module.fuse]),
+            self._block.table, module.embed_norm.eps, norms(both[::-1] if swaps else both),
+            matrix_rows([module.fuse]),
             np.empty(0, np.float32) if out is None else out.factor.numpy(),
             swaps, layout.recycled_hidden == "after_out_norm",
         )  # fmt: skip
 
     def run(
-        self, ids: Sequence[int], hidden: torch.Tensor, layout: kernels.RowLayout
+        self, ids: Sequence[int], hidden: torch.Tensor, layout: RowLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
         embedded = self._embedded(ids, layout)
         _, normed, recycled = POOL.run(
             len(ids) * self._block.weights, kernels.run_head,
-            new_counters(kernels.HEAD_PHASES), 0, embedded, hidden.contiguous().numpy(),
-            np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
+            new_counters(kernels.HEAD_PHASES + self._block.phases(len(ids))), 0, embedded,
+            hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
+            self._head, layout, held=self,
         )  # fmt: skip
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
@@ -242,7 +228,7 @@ class HeadKernels:
         tokens: DraftTokens, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
-        state that would feed each chain's next depth [chains, hidden].
+        states that would feed each next depth [depths, chains, hidden].
 
         The chains that go deepest come first; num_probs: all tokens, or 0.
         """
@@ -259,22 +245,26 @@ class HeadKernels:
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * num_weights(tokens.lm_head)
+        phases = kernels.HEAD_PHASES * len(active) + sum(
+            self._block.phases(rows) for rows in (len(ids), *active[1:])
+        )
         drafts, states = POOL.run(
-            work, kernels.run_chain, new_counters(kernels.HEAD_PHASES * len(active)), embedded,
+            work, kernels.run_chain, new_counters(phases), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, buffers,
+            held=(self, tokens),
         )  # fmt: skip
         return drafts, buffers.probs, states
 
-    def _embedded(self, ids: Sequence[int], layout: kernels.RowLayout) -> np.ndarray:
+    def _embedded(self, ids: Sequence[int], layout: RowLayout) -> np.ndarray:
         embedded: np.ndarray = self._embed[np.array(ids)]
         if self._hides_first:
             embedded[layout.positions == 0] = 0
         return embedded
 
 
-def _later(chains: Sequence[Chain]) -> kernels.RowLayout:
+def _later(chains: Sequence[Chain]) -> RowLayout:
     """The rows of the second depth, with the slots of all further ones [depths - 1, chains]."""
     count = len(chains)
     slots = np.zeros((chains[0].depths - 1, count), np.int64)
@@ -283,9 +273,9 @@ def _later(chains: Sequence[Chain]) -> kernels.RowLayout:
     lengths = [len(chain.kv_slots) for chain in chains]
     begins = np.cumsum([0, *lengths[:-1]])
     seen = [len(chain.first_pass[1]) + 1 for chain in chains]
-    return kernels.RowLayout(
+    return RowLayout(
         np.array([chain.first_position + chain.rows for chain in chains]), slots,
         joined([chain.kv_slots for chain in chains]),
         joined([kernels.runs(chain.kv_slots) for chain in chains]),
-        begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1),
+        begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1), *_NO_STATES,
     )  # fmt: skip

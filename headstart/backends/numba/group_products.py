@@ -14,6 +14,7 @@ from numba import carray
 from torch.nn.functional import pad
 
 from headstart.backends.numba.calls import (
+    ADDS,
     BIAS,
     DETAIL,
     FIELDS,
@@ -22,6 +23,7 @@ from headstart.backends.numba.calls import (
     SCALES,
     WEIGHTS,
     WIDTH,
+    WRITES_ON,
     Product,
     aligned_empty,
     bytes_at,
@@ -166,8 +168,9 @@ def _add_up(tile, header, zeros, step, inputs, scales, sums, first, group, out):
 
 @njit()
 def product(
-    counters, phase, packed, factors, bias, group, has_zeros, inputs, scales, sums, out, adds
-):
+    counters, phase, packed, factors, bias, group, has_zeros, inputs, scales, sums, out, adds,
+    waits,
+):  # fmt: skip
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     header = HEADER * (2 if has_zeros else 1)
@@ -195,7 +198,8 @@ def product(
                         to[n] = to[n] + value if adds else value
                 first += count
         finish(counters, phase, end - begin)
-    wait(counters, phase, tiles)
+    if waits:
+        wait(counters, phase, tiles)
 
 
 @njit()
@@ -209,7 +213,7 @@ def _gathered(x, order):
 
 
 @Product
-def group_product(counters, phase, x, rows, matrix, out, adds):
+def group_product(counters, phase, x, rows, matrix, out, mode):
     """`calls.apply` for 4 bits in groups: DETAIL has a group's size, and if zeros are stored."""
     own = carray(matrix, (FIELDS,))
     width, outputs, group = own[WIDTH], own[OUTPUTS], own[DETAIL] & 0xFFFFFFFF
@@ -226,5 +230,6 @@ def group_product(counters, phase, x, rows, matrix, out, adds):
         carray(counters, (phase + 1, COUNTERS)), phase,
         carray(bytes_at(own[WEIGHTS]), (-(-outputs // TILE), tile)),
         carray(floats_at(own[SCALES]), (outputs,)), carray(floats_at(own[BIAS]), (outputs,)),
-        group, has_zeros, inputs, scales, sums, carray(out, (rows, outputs)), adds != 0,
+        group, has_zeros, inputs, scales, sums, carray(out, (rows, outputs)), mode == ADDS,
+        mode != WRITES_ON,
     )  # fmt: skip

@@ -52,7 +52,7 @@ class Packed(nn.Module):
         y = torch.empty(len(rows), self.shape[0])
         POOL.run(
             self.shape[0] * self.shape[1] * len(rows), calls.apply_alone, new_counters(1),
-            rows.numpy(), np.array([self.fields()]), y.numpy(),
+            rows.numpy(), np.array([self.fields()]), y.numpy(), held=self,
         )  # fmt: skip
         return y.to(x.dtype)
 

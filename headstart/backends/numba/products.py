@@ -13,6 +13,7 @@ from numba import carray
 from torch.nn.functional import pad
 
 from headstart.backends.numba.calls import (
+    ADDS,
     BIAS,
     DETAIL,
     FIELDS,
@@ -20,6 +21,7 @@ from headstart.backends.numba.calls import (
     SCALES,
     WEIGHTS,
     WIDTH,
+    WRITES_ON,
     Product,
     aligned_empty,
     floats_at,
@@ -86,7 +88,7 @@ def round_row(row, levels, out):
 
 
 @njit()
-def product(counters, phase, packed, scales, bias, inputs, input_scales, out, adds):
+def product(counters, phase, packed, scales, bias, inputs, input_scales, out, adds, waits):
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.int32)
@@ -107,7 +109,8 @@ def product(counters, phase, packed, scales, bias, inputs, input_scales, out, ad
                     )  # fmt: skip
                 first += count
         finish(counters, phase, end - begin)
-    wait(counters, phase, tiles)
+    if waits:
+        wait(counters, phase, tiles)
 
 
 @njit()
@@ -132,7 +135,7 @@ def round_rows(x, levels):
 
 
 @Product
-def int8_product(counters, phase, x, rows, matrix, out, adds):
+def int8_product(counters, phase, x, rows, matrix, out, mode):
     """`calls.apply` for int8: DETAIL is the largest integer that inputs may have."""
     own = carray(matrix, (FIELDS,))
     width, outputs = own[WIDTH], own[OUTPUTS]
@@ -142,5 +145,6 @@ def int8_product(counters, phase, x, rows, matrix, out, adds):
         carray(counters, (phase + 1, COUNTERS)), phase,
         carray(int8_at(own[WEIGHTS]), (tiles, (width + width % 2) * TILE)),
         carray(floats_at(own[SCALES]), (outputs,)), carray(floats_at(own[BIAS]), (outputs,)),
-        inputs, input_scales, carray(out, (rows, outputs)), adds != 0,
+        inputs, input_scales, carray(out, (rows, outputs)), mode == ADDS,
+        mode != WRITES_ON,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def exp(x):
 
 
 @njit(fastmath={"reassoc", "contract"})
-def _dot(a, b):
+def dot(a, b):
     total = np.float32(0)
     for i in range(a.shape[0]):
         total += a[i] * b[i]
@@ -88,10 +88,22 @@ def _dot(a, b):
 @njit()
 def norm(x, weight, eps, out):
     """RMSNorm of one row."""
-    mean = _dot(x, x) / np.float32(x.shape[0])
+    mean = dot(x, x) / np.float32(x.shape[0])
     factor = ONE / np.float32(math.sqrt(mean + np.float32(eps)))
     for i in range(x.shape[0]):
         out[i] = x[i] * factor * weight[i]
+
+
+@njit(inline="always")
+def gate(x):
+    """The sigmoid."""
+    return ONE / (ONE + exp(-x))
+
+
+@njit(inline="always")
+def silu(x):
+    x = x if x > _LOWEST else _LOWEST  # below, silu is nothing
+    return x / (ONE + exp(-x))
 
 
 @njit()
@@ -99,8 +111,19 @@ def swiglu(gate_up, out):
     """silu of the first half times the second."""
     width = out.shape[0]
     for i in range(width):
-        x = gate_up[i] if gate_up[i] > _LOWEST else _LOWEST  # below, silu is nothing
-        out[i] = x / (ONE + exp(-x)) * gate_up[width + i]
+        out[i] = silu(gate_up[i]) * gate_up[width + i]
+
+
+@njit()
+def limited_swiglu(gate_up, most, is_before, out):
+    """The same with both halves cut off, the gate's before its activation or behind it."""
+    width = out.shape[0]
+    for i in range(width):
+        x, up = gate_up[i], gate_up[width + i]
+        up = up if up < most else most
+        up = up if up > -most else -most
+        opened = silu(x if x < most or not is_before else most)
+        out[i] = (opened if opened < most or is_before else most) * up
 
 
 @njit()
@@ -114,6 +137,16 @@ def rotate(head, cos, sin, scale, out):
         out[i] = (head[i] * cos[i] + head[half + i] * sin[i]) * scale
     for i in range(half):
         out[half + i] = (head[half + i] * cos[half + i] + head[i] * sin[half + i]) * scale
+    for i in range(cos.shape[0], head.shape[0]):
+        out[i] = head[i] * scale
+
+
+@njit()
+def rotate_pairs(head, cos, sin, scale, out):
+    """The same where the dimensions of a pair are neighbours."""
+    for i in range(0, cos.shape[0], 2):
+        out[i] = (head[i] * cos[i] + head[i + 1] * sin[i]) * scale
+        out[i + 1] = (head[i + 1] * cos[i + 1] + head[i] * sin[i + 1]) * scale
     for i in range(cos.shape[0], head.shape[0]):
         out[i] = head[i] * scale
 

@@ -93,12 +93,15 @@ class _Masks:
 
 
 @dataclass(frozen=True)
-class _Restrictions:
-    """Bias, banned and allowed tokens of a request, converted."""
+class _Converted:
+    """What a request asks for at every row: bias, banned and allowed tokens, and numbers of ROW
+    from temperature to frequency."""
 
     params: SamplingParams
     lists: dict[int, Amounts]
     allowed: np.ndarray | None
+    numbers: tuple[float, ...]
+    has_penalties: bool
 
 
 class SettingsPacker:
@@ -106,7 +109,7 @@ class SettingsPacker:
 
     def __init__(self, num_tokens: int):
         self._num_tokens = num_tokens
-        self._known: dict[int, _Restrictions] = {}
+        self._known: dict[int, _Converted] = {}
 
     def pack(self, rows: Sequence[Row], *, penalties: bool = True) -> Settings:
         """The settings of some rows, as `adjust` in `sampling/processors.py` takes them."""
@@ -114,14 +117,13 @@ class SettingsPacker:
         records = []
         for number, row in enumerate(rows):
             p = row.params
-            own = self._restrictions(p)
+            own = self._converted(p)
             for kind, part in own.lists.items():
                 lists.add(number, kind, id(p), part)
-            top_k = p.top_k if p.top_k < self._num_tokens else 0
             held_back = max(0, p.min_tokens - row.num_output) if row.end_ids else 0
             if held_back:
                 lists.add(number, ENDS, id(row.end_ids), _amounts(row.end_ids))
-            is_penalised = penalties and p.has_penalties
+            is_penalised = penalties and own.has_penalties
             if is_penalised:
                 _add_history(lists, number, row)
             allowed = masks.add(own.allowed)
@@ -129,18 +131,14 @@ class SettingsPacker:
             is_adjusted = bool(own.lists or held_back or is_penalised) or max(allowed, mask) >= 0
             records.append(
                 (
-                    row.seed & MASK64, row.position, p.temperature, top_k, p.top_p,
-                    math.log(p.min_p) if p.min_p else -math.inf, p.repetition_penalty,
-                    p.presence_penalty, p.frequency_penalty, held_back, allowed, mask,
+                    row.seed & MASK64, row.position, *own.numbers, held_back, allowed, mask,
                     is_penalised, is_adjusted,
                 )
             )  # fmt: skip
         known = masks.joined(self._num_tokens)
         return Settings(np.array(records, ROW), lists.bounds, *lists.joined(), known)
 
-    def _restrictions(self, params: SamplingParams) -> _Restrictions:
-        if not params.is_restricted:
-            return _NO_RESTRICTIONS
+    def _converted(self, params: SamplingParams) -> _Converted:
         known = self._known.get(id(params))
         if known is None or known.params is not params:
             if len(self._known) >= _MOST_KEPT:
@@ -148,7 +146,14 @@ class SettingsPacker:
             known = self._known[id(params)] = self._convert(params)
         return known
 
-    def _convert(self, params: SamplingParams) -> _Restrictions:
+    def _convert(self, params: SamplingParams) -> _Converted:
+        numbers = (
+            params.temperature, params.top_k if params.top_k < self._num_tokens else 0,
+            params.top_p, math.log(params.min_p) if params.min_p else -math.inf,
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
+        )  # fmt: skip
+        if not params.is_restricted:
+            return _Converted(params, {}, None, numbers, params.has_penalties)
         asked, allowed = params.restrictions, None
         found = {
             BIAS: (asked.biased, asked.amounts),
@@ -157,12 +162,8 @@ class SettingsPacker:
         if asked.allowed is not None:
             allowed = np.zeros(self._num_tokens, np.bool_)
             allowed[asked.allowed] = True
-        return _Restrictions(
-            params, {k: part for k, part in found.items() if len(part[0])}, allowed
-        )
-
-
-_NO_RESTRICTIONS = _Restrictions(SamplingParams(), {}, None)
+        lists = {kind: part for kind, part in found.items() if len(part[0])}
+        return _Converted(params, lists, allowed, numbers, params.has_penalties)
 
 
 def _add_history(lists: _Lists, number: int, row: Row) -> None:

@@ -11,7 +11,7 @@ from headstart.backends.options import BackendOptions
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 
-_LANES = 16  # numbers in a vector: heads are multiples of it
+_MIXERS = {"attention", "sliding", "latent", "delta"}
 
 
 def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
@@ -33,6 +33,8 @@ def why_not_whole(model: LoadedModel) -> str | None:
         return f"numbers are {model.dtype}"
     reason = why_unsupported(model.config, model.config.layers)
     if reason is None and model.head is not None:
+        if model.head.layout.out_norm_mean != "kept":
+            return "the head's out norm subtracts a mean"
         reason = why_unsupported(model.head.config, [model.head.config.head_layer])
     return reason
 
@@ -41,27 +43,23 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
     """What in layers of these kinds the kernels cannot run, or None."""
     if config.streams is not None:
         return "the model has several residual streams"
-    if any(kind.mixer != "attention" for kind in kinds):
-        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
+    mixers = {kind.mixer for kind in kinds}
+    if mixers - _MIXERS:
+        other = sorted(mixers - _MIXERS)[0]
+        if other == "none":
+            return "the model has attention and MLPs in layers of their own"
         return f"the model has layers with {other} attention"
+    if any(kind.feed == "none" for kind in kinds):
+        return "the model has attention and MLPs in layers of their own"
     if any(kind.norms == "after" for kind in kinds):
         return "the model norms what attention and MLPs give"
-    if any(kind.feed != "dense" for kind in kinds):
-        return "the model has experts"
-    if not config.gated_mlp or config.rope.dim == 0:
-        return "the model has MLPs without gates, or attention that does not rotate"
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
-    if any(window is not None for window in config.windows):
-        return "the model has sliding windows"
-    if config.v_dim != config.head_dim or config.v_scale != 1:
-        return "the model's values have a size or a scale of their own"
-    if config.gated_attention or config.head_gate:
-        return "the model has gates behind attention"
-    if config.qk_norm:
-        return "the model norms queries and keys"
-    if config.head_dim % _LANES:
-        return f"the model has heads of size {config.head_dim}, no multiple of {_LANES}"
-    if config.rope.is_interleaved:
-        return "the model uses interleaved rotary embeddings"
+    if not config.gated_mlp:
+        return "the model has MLPs without gates"
+    if "delta" in mixers and config.delta is not None and config.delta.by_channel:
+        return "the model has delta attention whose channels fade each by itself"
+    if "latent" in mixers and config.mla is not None:
+        if config.mla.index is not None:
+            return "the model chooses what rows see by an indexer"
+        if config.mla.is_gated:
+            return "the model has gates behind latent attention"
     return None

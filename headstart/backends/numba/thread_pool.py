@@ -26,6 +26,7 @@ from headstart.backends.numba.compiler import njit
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
+Job = tuple[Callable[..., object], tuple[Any, ...], object]
 
 _CLAIMS_PER_PHASE = 24  # if it has as many items
 # Reading of weights begins anew with each claim, so those are stretches: so many per thread where a
@@ -51,14 +52,16 @@ class ThreadPool:
     """Helpers of the calling thread: as many threads in all as torch computes with."""
 
     def __init__(self) -> None:
-        self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
+        self._jobs: list[SimpleQueue[Job]] = []
 
     def run(
-        self, work: int, function: Callable[[*Arguments], Result], *arguments: *Arguments
-    ) -> Result:
+        self, work: int, function: Callable[[*Arguments], Result], *arguments: *Arguments,
+        held: object = None,
+    ) -> Result:  # fmt: skip
         """Call the function here and in every helper; when it returns here all items are done.
 
-        `work`: how many products that is; where it is little no helper is woken.
+        `work`: how many products that is; where it is little no helper is woken. `held`: what
+        arguments point at; a helper that is late may still read it when this returns.
         """
         helpers = torch.get_num_threads() - 1 if work >= _MIN_WORK else 0
         while len(self._jobs) < helpers:
@@ -67,7 +70,7 @@ class ThreadPool:
             threading.Thread(target=_help, args=(jobs,), daemon=True).start()
         for jobs in self._jobs[:helpers]:
             if jobs.qsize() < _MAX_QUEUED:
-                jobs.put((function, arguments))
+                jobs.put((function, arguments, held))
         try:
             return function(*arguments)
         except SystemError as error:
@@ -84,11 +87,11 @@ class ThreadPool:
         self._jobs = []
 
 
-def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+def _help(jobs: SimpleQueue[Job]) -> None:
     while True:
-        function, arguments = jobs.get()
+        function, arguments, held = jobs.get()
         function(*arguments)
-        del function, arguments  # nothing is kept alive while waiting
+        del function, arguments, held  # nothing is kept alive while waiting
 
 
 POOL = ThreadPool()  # of the process, as torch's threads are

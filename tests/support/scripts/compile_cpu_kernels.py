@@ -22,7 +22,7 @@ def main() -> int:
         return 0
     if (child := os.fork()) == 0:
         compile_sampling()
-        compile_products()
+        compile_others()
         return 0
     start()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -35,13 +35,16 @@ def compile_sampling() -> None:
     CompiledChooser(256).warm_up()
 
 
-def compile_products() -> None:
-    """Of the formats with which no engine is started here."""
+def compile_others() -> None:
+    """Formats and kinds of layers with which no engine is started here."""
+    from headstart.backends.numba.delta import delta_net
+    from headstart.backends.numba.experts import experts
     from headstart.backends.numba.group_products import group_product
+    from headstart.backends.numba.latent import latent_attention
     from headstart.backends.numba.products import int8_product
 
-    for product in (int8_product, group_product):
-        assert product.address
+    for each in (int8_product, group_product, experts, delta_net, latent_attention):
+        assert each.address
 
 
 def start() -> None:

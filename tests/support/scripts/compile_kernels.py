@@ -28,6 +28,7 @@ from headstart.backends.cuda.kernels import (
     attention_fp8,
     choice,
     delta,
+    delta_exact,
     eight_bits,
     fp8_products,
     gates,
@@ -142,6 +143,8 @@ ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "B
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
          "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
+EXACT = dict.fromkeys(("begins", "counts", "silents", "lines", "sources", "kept", "targets",
+                       "positions"), "*i32")  # fmt: skip
 LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": "*i64",
           "best_ptr": "*i64", **dict.fromkeys(
               ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
@@ -297,7 +300,7 @@ JOBS: list[Job] = [
                                  "TABLE_INTERLEAVED": True, "BLOCK": 128, "BLOCK_P": 32}, INDEX),
     (index_choice._scores, {"ROWS": 4, "HEADS": 64, "DIM": 128, "BLOCK_H": 64, "BLOCK_D": 128,
                             "PAGE": 16, "STEP": 64, "num_stages": 2}, INDEX),
-    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 2048, "num_warps": 8}, INDEX),
+    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 8192, "num_warps": 16}, INDEX),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
     (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,
@@ -384,6 +387,13 @@ JOBS: list[Job] = [
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
                                "gate": None}, LISTS),
+    # Qwen3-Next's memories, row after row.
+    (delta_exact._delta, {"SPLITS": 2, "HEADS": 32, "GROUP": 2, "KEYS": 2048, "K_DIM": 128,
+                          "V_DIM": 128, "BLOCK_K": 128, "BLOCK_V": 128, "num_warps": 8},
+     {**RINGS, **EXACT}),
+    (delta_exact._mix, {"TAPS": 4, "BLOCK": 256, "num_warps": 2}, {**RINGS, **EXACT}),
+    (delta_exact._inputs, {"SPLITS": 2, "BLOCK": 256, "BLOCK_H": 32, "num_warps": 2},
+     {**RINGS, **EXACT}),
     (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
                        "BLOCK_H": 32}, RINGS),
     (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,

@@ -39,11 +39,12 @@ class Facts:
     dtype: torch.dtype | None = None  # the device's own
     modules: int = 1
     topology: str = "chained"
+    out_norm_mean: str = "kept"
     changes: tuple[tuple[str, Any], ...] = ()
 
     def model(self) -> LoadedModel:
         config = self._config()
-        layout = SimpleNamespace(topology=self.topology)
+        layout = SimpleNamespace(topology=self.topology, out_norm_mean=self.out_norm_mean)
         head = SimpleNamespace(num_modules=self.modules, config=config, layout=layout)
         return LoadedModel(
             None, config, None, head if self.modules else None, self.dtype or _DTYPES[self.device],  # type: ignore[arg-type]
@@ -91,16 +92,22 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
     ),
     "bfloat16 on a CPU": (facts(dtype=BF16), {}, "torch", ["device", "numbers are torch.bfloat16"]),
     "float64 on a CPU": (facts(dtype=F64), {}, "torch", ["device", "numbers are torch.float64"]),
-    "experts on a CPU": (facts("glm4_moe"), {}, "torch", ["device", "the model has experts"]),
-    "experts in int8": (
-        facts("glm4_moe"), {"weights": "int8"}, "torch", ["device", "the model has experts"],
-    ),
-    "latents on a CPU": (facts("deepseek_v3"), {}, "torch", ["device", "latent attention"]),
-    "a recurrent model on a CPU": (facts("qwen3_next"), {}, "torch", ["device", "delta attention"]),
-    "norms of queries on a CPU": (facts("qwen3"), {}, "torch", ["device", "norms queries"]),
+    "experts on a CPU": (facts("glm4_moe"), {}, "numba", ["device"]),
+    "experts in int8": (facts("glm4_moe"), {"weights": "int8"}, "numba", ["device"]),
+    "latents on a CPU": (facts("deepseek_v3"), {}, "numba", ["device"]),
+    "a recurrent model on a CPU": (facts("qwen3_next"), {}, "numba", ["device"]),
+    "norms of queries on a CPU": (facts("qwen3"), {}, "numba", ["device"]),
+    "windows and sinks on a CPU": (facts("mimo_v2"), {}, "numba", ["device"]),
     "odd heads on a CPU": (
-        facts(changes=(("head_dim", 24), ("v_dim", 24))), {}, "torch",
-        ["device", "heads of size 24, no multiple of 16"],
+        facts(changes=(("head_dim", 24), ("v_dim", 24))), {}, "numba", ["device"],
+    ),
+    "an indexer on a CPU": (facts("deepseek_v32"), {}, "torch", ["device", "by an indexer"]),
+    "Mamba on a CPU": (facts("nemotron_h"), {}, "torch", ["device", "layers"]),
+    "Kimi's delta attention on a CPU": (
+        facts("bailing_moe_v3"), {}, "torch", ["device", "fade each by itself"],
+    ),
+    "a head whose out norm subtracts a mean": (
+        facts(out_norm_mean="subtracted"), {}, "torch", ["device", "subtracts a mean"],
     ),
     "several modules on a CPU": (facts(modules=3), {}, "numba", ["device"]),
     "interpreted kernels on a CPU": (facts(), {"kernels": "on"}, "cuda", []),
@@ -127,14 +134,14 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
     ),
     "several modules on a GPU": (facts(device="cuda", modules=3), {}, "cuda", []),
     "several parallel modules on a GPU": (
-        facts(device="cuda", modules=3, topology="parallel"), {}, "torch",
-        ["the head has 3 modules, which all read the trunk's states", "device"],
+        facts(device="cuda", modules=3, topology="parallel"), {}, "cuda", [],
     ),
-    "sliding windows on a GPU": (
-        facts("step3p5", "cuda"), {}, "torch", ["the model has sliding windows", "device"],
-    ),
-    "an indexer on a GPU": (
-        facts("deepseek_v32", "cuda"), {}, "torch", ["what a row sees by an indexer", "device"],
+    "sliding windows on a GPU": (facts("step3p5", "cuda"), {}, "cuda", []),
+    "an indexer on a GPU": (facts("deepseek_v32", "cuda"), {}, "cuda", []),
+    "exact latents on a GPU": (facts("deepseek_v3", "cuda"), {"exact": True}, "cuda", []),
+    "exact recurrent layers on a GPU": (facts("qwen3_next", "cuda"), {"exact": True}, "cuda", []),
+    "Mamba layers on a GPU": (
+        facts("nemotron_h", "cuda"), {}, "torch", ["models have Mamba layers", "device"],
     ),
 }  # fmt: skip
 
@@ -180,33 +187,25 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts(dtype=F64), {"kernels": "on"},
         "kernels on was asked for and numbers are float64. Use kernels auto",
     ),
-    "kernels for sliding windows on a GPU": (
-        facts("step3p5", "cuda"), {"kernels": "on"},
-        "kernels on was asked for and the model has sliding windows",
+    "kernels for Mamba layers on a GPU": (
+        facts("nemotron_h", "cuda"), {"kernels": "on"},
+        "kernels on was asked for and nemotron_h models have Mamba layers",
     ),
     "int8 by interpreted kernels": (
         facts(), {"kernels": "on", "weights": "int8"},
         "kernels on was asked for and weights are int8",
     ),
     "fp8 where the kernels do not run": (
-        facts(device="cuda", modules=2, topology="parallel"), {"weights": "fp8"},
-        "weights fp8 needs the kernels and the head has 2 modules, .* states. Use weights as-dtype",
-    ),
-    "exact latents on a GPU": (
-        facts("deepseek_v3", "cuda"), {"exact": True},
-        "exact needs the kernels on a GPU and deepseek_v3 models have latent attention",
-    ),
-    "exact recurrent layers on a GPU": (
-        facts("qwen3_next", "cuda"), {"exact": True},
-        "exact needs the kernels on a GPU and qwen3_next models have recurrent layers",
+        facts("nemotron_h", "cuda"), {"weights": "fp8"},
+        "weights fp8 needs the kernels and nemotron_h models have .* layers. Use weights as-dtype",
     ),
     "fp8 K/V of latents": (
         facts("deepseek_v3"), {"kv_dtype": "fp8"},
         "kv_dtype fp8 was asked for and deepseek_v3 models keep latents, which are held in",
     ),
-    "fp8 K/V where the kernels do not run": (
-        facts(device="cuda", modules=2, topology="parallel"), {"kv_dtype": "fp8"},
-        "kv_dtype fp8 needs the kernels on a GPU and the head has 2 modules, .* Leave kv_dtype out",
+    "fp8 K/V with windows": (
+        facts("step3p5", "cuda"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 needs the kernels on a GPU and the model has windows .* Leave kv_dtype out",
     ),
     "int8 drafts on a CPU": (
         facts(), {"draft_weights": "int8"},

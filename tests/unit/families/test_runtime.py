@@ -52,7 +52,7 @@ def test_deepseek_v4_is_refused_with_what_is_missing() -> None:
 def test_the_table_has_a_row_for_each_family_and_says_who_serves_it() -> None:
     rows = {row["family"]: row for row in family_rows()}
     assert rows["deepseek_v3"]["engine_cpu"] == rows["deepseek_v3"]["training"] == "yes"
-    assert rows["deepseek_v32"]["engine_gpu"] == "plain"
+    assert rows["exaone4_5"]["engine_gpu"] == "plain"
     assert rows["deepseek_v3"]["engine_gpu"] == rows["mimo"]["engine_gpu"] == "kernels"
     assert rows["mimo_v2"]["engine_cpu"] == "partly" and "Omni" in rows["mimo_v2"]["engine_lacks"]
     table = markdown_table(list(rows.values())).splitlines()

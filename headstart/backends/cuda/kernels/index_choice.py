@@ -18,8 +18,9 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 
-_STEP = 64  # tokens of a program that scores
-_TILE = 2048  # tokens that a program which chooses looks at together
+_STEP = 64  # tokens that a program scores together
+_PROGRAMS = 4 * 132  # that score, at most: those without work take time, too
+_TILE = 8192  # tokens that a program which chooses looks at together
 _BINS = tl.constexpr(256)
 
 
@@ -43,7 +44,9 @@ def index_scores(q: Tensor, weights: Tensor, keys: Tensor, texts: Texts, top_k: 
     lines, heads, dim = q.shape
     assert q.is_contiguous() and weights.is_contiguous() and keys.is_contiguous()
     result = torch.empty(lines, texts.max_context, dtype=torch.float32, device=q.device)
-    _scores[(triton.cdiv(texts.max_context, _STEP), texts.seen.shape[0])](
+    requests = texts.seen.shape[0]
+    programs = min(triton.cdiv(texts.max_context, _STEP), max(1, _PROGRAMS // requests))
+    _scores[(programs, requests)](
         q, weights, keys, texts.tables, texts.seen, result, texts.tables.stride(0),
         texts.max_context, texts.first_slot, top_k, ROWS=texts.rows, HEADS=heads, DIM=dim,
         BLOCK_H=max(16, triton.next_power_of_2(heads)),
@@ -60,10 +63,11 @@ def choose_entries(scores: Tensor, texts: Texts, top_k: int, lines: int) -> tupl
     """
     chosen = torch.empty(lines, top_k, dtype=torch.int32, device=scores.device)
     last = torch.empty(lines, dtype=torch.int32, device=scores.device)
+    tile = min(_TILE, triton.next_power_of_2(texts.max_context))
     _choose[(lines,)](
         scores, texts.tables, texts.seen, chosen, last, texts.tables.stride(0),
         texts.max_context, texts.first_slot, top_k, ROWS=texts.rows, PAGE=texts.block_size,
-        TILE=min(_TILE, triton.next_power_of_2(texts.max_context)), num_warps=8,
+        TILE=tile, num_warps=16 if tile > 2048 else 8,
     )  # fmt: skip
     return chosen, last
 
@@ -75,16 +79,18 @@ def _scores(q, weights, keys, tables, seen, scores, table_stride, max_context, f
     request = tl.program_id(1)
     first = tl.load(seen + request)
     length = tl.minimum(first + ROWS, max_context)
-    start = tl.program_id(0) * STEP
-    if (first >= 0) & (start < length) & (length - first_slot > top_k):
+    # Nothing is scored where all is seen, and in places without a request.
+    stop = tl.where((first >= 0) & (length - first_slot > top_k), length, 0)
+    at = tl.arange(0, BLOCK_D)
+    head = tl.arange(0, BLOCK_H)
+    is_query = (head < HEADS)[:, None] & (at < DIM)[None, :]
+    table = tables + request.to(tl.int64) * table_stride
+    for start in range(tl.program_id(0) * STEP, stop, tl.num_programs(0) * STEP):
         slot = start + tl.arange(0, STEP)
         is_slot = slot < length
-        block = tl.load(tables + request.to(tl.int64) * table_stride + slot // PAGE, is_slot, 0)
-        at = tl.arange(0, BLOCK_D)
-        head = tl.arange(0, BLOCK_H)
+        block = tl.load(table + slot // PAGE, is_slot, 0)
         where = (block.to(tl.int64) * PAGE + slot % PAGE)[:, None] * DIM + at[None, :]
         key = tl.load(keys + where, is_slot[:, None] & (at < DIM)[None, :], 0.0)
-        is_query = (head < HEADS)[:, None] & (at < DIM)[None, :]
         for row in range(ROWS):
             line = request.to(tl.int64) * ROWS + row
             source = q + (line * HEADS + head)[:, None] * DIM + at[None, :]

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.gated import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs
@@ -64,12 +65,12 @@ class ExpertWeights:
 
 def expert_terms(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights,
-    shapes: tuple[Shape, Shape] | None = None,
+    shapes: tuple[Shape, Shape] | None = None, limit: float = 0,
 ) -> Tensor:  # fmt: skip
     """x [M, H], chosen and weights [M, C] -> terms [C, M, H], whose sum over C is the result.
 
     A row that chose -1 has terms of zero. Terms are fp32 for few rows, of x's type for many.
-    shapes: cuts of the two products.
+    shapes: cuts of the two products; limit: of inner products, 0 for none.
     """
     rows, choices = chosen.shape
     hidden, width = x.shape[1], experts.width
@@ -93,8 +94,8 @@ def expert_terms(
         x, experts.gate_up, experts.shared_gate_up, *listed, inner, *sizes, CHOICES=choices,
         IS_SORTED=is_sorted, BLOCK_R=16 if rows <= 16 else _SCANNED, MOST=_SCANNED,
         BLOCK_C=triton.next_power_of_2(choices), BLOCK_M=lists.tile, BLOCK_N=first.outputs,
-        BLOCK_K=first.inputs, IS_EVEN=hidden % first.inputs == 0, num_warps=first.warps,
-        num_stages=first.stages,
+        BLOCK_K=first.inputs, IS_EVEN=hidden % first.inputs == 0, LIMIT=limit,
+        num_warps=first.warps, num_stages=first.stages,
     )  # fmt: skip
     is_even = experts.shared_width % width == 0 and width % second.inputs == 0
     _down[(triton.cdiv(hidden, second.outputs), lists.count)](
@@ -147,7 +148,8 @@ def _ranked(own, start, BLOCK_M: tl.constexpr):
 def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, width, shared_width,
              num_experts, CHOICES: tl.constexpr, IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr,
              MOST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
-             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+             LIMIT: tl.constexpr = 0):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tile = tl.program_id(1)
     line = tl.arange(0, BLOCK_M)
@@ -159,7 +161,7 @@ def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, wid
             pairs = tl.load(order + start + line, line < count, 0)
             _gate_up_tile(x, weight, shared, inner, pairs, line < count, columns, expert, hidden,
                           width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N, BLOCK_K,
-                          IS_EVEN)  # fmt: skip
+                          IS_EVEN, LIMIT)  # fmt: skip
     else:
         expert, own, count = scan(experts, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
         is_first = tl.program_id(0) == 0
@@ -172,14 +174,14 @@ def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, wid
                 tl.store(order + tile * MOST + start + line, pairs, start + line < count)
             _gate_up_tile(x, weight, shared, inner, pairs, start + line < count, columns, expert,
                           hidden, width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N,
-                          BLOCK_K, IS_EVEN)  # fmt: skip
+                          BLOCK_K, IS_EVEN, LIMIT)  # fmt: skip
 
 
 @jit
 def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hidden, width,
                   shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
-                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                  IS_EVEN: tl.constexpr):  # fmt: skip
+                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+                  LIMIT: tl.constexpr):  # fmt: skip
     base = weight + expert.to(tl.int64) * 2 * width * hidden
     to_up = width
     outputs = width
@@ -205,7 +207,7 @@ def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hid
         v = tl.load(x + row[None, :] * hidden + at[:, None], x_mask, 0.0)
         gate = tl.dot(g, v, gate, input_precision="ieee")
         up = tl.dot(u, v, up, input_precision="ieee")
-    value = gate * tl.sigmoid(gate) * up
+    value = gated(gate, up, LIMIT)
     where = pairs[None, :] * width + columns[:, None]
     mask = is_pair[None, :] & (columns[:, None] < width)
     tl.store(inner + where, value.to(inner.dtype.element_ty), mask)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.gated import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
@@ -25,7 +26,7 @@ CUTS = (Shape(outputs=2, inputs=1024, warps=2), Shape(outputs=8, inputs=256, war
 
 def vector_terms(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights,
-    shapes: tuple[Shape, Shape] = CUTS,
+    shapes: tuple[Shape, Shape] = CUTS, limit: float = 0,
 ) -> Tensor:  # fmt: skip
     """x [M, H], chosen and weights [M, C] -> terms [C, M, H] in fp32, as `expert_terms`."""
     rows, choices = chosen.shape
@@ -43,7 +44,7 @@ def vector_terms(
     _first[(triton.cdiv(width, first.outputs), pairs)](
         x, experts.gate_up, experts.shared_gate_up, chosen, inner, *sizes, CHOICES=choices,
         BLOCK_N=first.outputs, BLOCK_K=min(first.inputs, triton.next_power_of_2(hidden)),
-        IS_EARLY=is_early, num_warps=first.warps,
+        IS_EARLY=is_early, LIMIT=limit, num_warps=first.warps,
     )  # fmt: skip
     _second[(triton.cdiv(hidden, second.outputs), pairs)](
         inner, experts.down, experts.shared_down, chosen, weights, terms, *sizes, CHOICES=choices,
@@ -56,7 +57,7 @@ def vector_terms(
 @jit(do_not_specialize=["rows"])
 def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, num_experts,
            CHOICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-           IS_EARLY: tl.constexpr):  # fmt: skip
+           IS_EARLY: tl.constexpr, LIMIT: tl.constexpr = 0):  # fmt: skip
     """silu(x G^T) * (x U^T) of one pair, for BLOCK_N columns of its expert."""
     if IS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -85,7 +86,7 @@ def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, 
             gate += g.to(tl.float32) * v[None, :]
             up += u.to(tl.float32) * v[None, :]
         gates = tl.sum(gate, 1)
-        value = gates * tl.sigmoid(gates) * tl.sum(up, 1)
+        value = gated(gates, tl.sum(up, 1), LIMIT)
         where = pair * width + columns
         tl.store(inner + where, value.to(inner.dtype.element_ty), columns < width)
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, store_fp8
+from headstart.backends.cuda.kernels.gated import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.kv_fp8 import keep_fp8
 
@@ -56,12 +57,15 @@ def _sum_norm(
     return normed
 
 
-def silu_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """silu(gate) * up [M, N / 2] of rows [M, N]: gate, then up; in `dtype`, else in theirs."""
+def silu_product(rows: Tensor, dtype: torch.dtype | None = None, *, limit: float = 0) -> Tensor:
+    """silu(gate) * up [M, N / 2] of rows [M, N]: gate, then up; in `dtype`, else in theirs.
+
+    limit: what both are cut off at; 0: nothing is.
+    """
     count, width = rows.shape
     result = torch.empty(count, width // 2, dtype=dtype or rows.dtype, device=rows.device)
     grid = (count, triton.cdiv(width // 2, 1024))  # the first axis may be long
-    _silu_product[grid](rows, result, width // 2, BLOCK=1024, num_warps=4)
+    _silu_product[grid](rows, result, width // 2, LIMIT=limit, BLOCK=1024, num_warps=4)
     return result
 
 
@@ -133,13 +137,13 @@ def _add_norm(stream, partial, weight, normed, scales, rows, width, eps, SPLITS:
 
 
 @jit
-def _silu_product(rows, result, width, BLOCK: tl.constexpr):
+def _silu_product(rows, result, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(0).to(tl.int64)
     mask = at < width
     gate = tl.load(rows + row * 2 * width + at, mask, 0.0).to(tl.float32)
     up = tl.load(rows + row * 2 * width + width + at, mask, 0.0).to(tl.float32)
-    value = gate * tl.sigmoid(gate) * up
+    value = gated(gate, up, LIMIT)
     tl.store(result + row * width + at, value.to(result.dtype.element_ty), mask)
 
 

@@ -132,5 +132,8 @@ def test_what_there_are_no_kernels_for_is_refused() -> None:
     assert why_unsupported(wide) == "the model keeps latents of 576 + 64 numbers"
     wide = replace(config, mla=replace(config.mla, v_dim=320))
     assert why_unsupported(wide) == "the model has heads of size 320"
-    reason = why_unsupported(model_config(TINY_CONFIGS["deepseek_v32"]))
-    assert reason == "deepseek_v32 models choose what a row sees by an indexer"
+    sparse = model_config(TINY_CONFIGS["deepseek_v32"])
+    assert why_unsupported(sparse) is None and sparse.mla is not None and sparse.mla.index
+    pooled = replace(sparse.mla, index=replace(sparse.mla.index, pool=4))
+    reason = why_unsupported(replace(sparse, mla=pooled))
+    assert reason == "deepseek_v32 models choose pools of tokens by an indexer"

@@ -24,6 +24,7 @@ from headstart.engine.engine import Engine
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.build import LoadedModel, build
 from headstart.models.config import LayerKind, model_config
+from headstart.models.moe_config import Limit
 from headstart.sampling.choose import choose
 from headstart.sampling.params import Row, SamplingParams, derive_seed
 
@@ -167,9 +168,9 @@ def test_a_request_may_change_its_index_and_others_may_leave(tiny: Tiny) -> None
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"v_scale": 0.7}, "scale or a gate"), ({"v_dim": 8}, "values have a size"),
-        ({"head_gate": True}, "gate of their own"), ({"windows": (8, None)}, "sliding windows"),
-        ({"head_layer": LayerKind(limit=7.0)}, "cuts off inner products"),
+        ({"v_dim": 80}, "values have 80 numbers and its keys 64"), ({"o_bias": True}, "biases"),
+        ({"head_layer": LayerKind(limit=Limit(7.0, is_before=True))}, "before their activation"),
+        ({"head_layer": LayerKind(norms="after")}, "norms what attention and MLPs give"),
     ],
     ids=str,
 )  # fmt: skip

@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from headstart.models.feed_forward import gated
+from headstart.models.moe_config import Limit
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 
 pytest.importorskip("numba")
 
 from headstart.backends.numba.context import attend
 from headstart.backends.numba.layers import runs
-from headstart.backends.numba.rows import norm, swiglu
+from headstart.backends.numba.rows import limited_swiglu, norm, rotate_pairs, swiglu
 from headstart.backends.numba.rows import rotate as rotate_row
 
 DIM, KV_HEADS, GROUP, SLOTS = 80, 2, 3, 320
+NO_SINKS = np.full(4 * GROUP, -np.inf, np.float32)
 
 
 def random(*shape: int) -> np.ndarray:
@@ -58,7 +61,7 @@ def seen(kv_slots: np.ndarray, where: np.ndarray) -> np.ndarray:
         values[place] = v[token]
     queries, out = random(GROUP, DIM), np.empty((GROUP, DIM), np.float32)
     counts = np.full(GROUP, len(kv_slots))
-    attend(queries, keys, values, 1, kv_slots, runs(kv_slots), counts, out)
+    attend(queries, keys, values, 1, kv_slots, runs(kv_slots), counts, NO_SINKS, out)
     q, k1, v1 = (
         torch.from_numpy(np.ascontiguousarray(p)) for p in (queries, k[where, 1], v[where, 1])
     )
@@ -87,12 +90,44 @@ def test_queries_together_get_the_bits_they_get_alone(count: int) -> None:
     for seen in (np.arange(SLOTS), kv_slots):
         counts = np.repeat(np.arange(count, count + 4), GROUP)
         together = np.empty_like(queries)
-        attend(queries, keys, values, 0, seen, runs(seen), counts, together)
+        attend(queries, keys, values, 0, seen, runs(seen), counts, NO_SINKS, together)
         for number, own in enumerate(counts):
             part, alone = slice(number, number + 1), np.empty((1, DIM), np.float32)
             visible = seen[:own].copy()
-            attend(queries[part], keys, values, 0, visible, runs(visible), counts[part], alone)
+            attend(
+                queries[part], keys, values, 0, visible, runs(visible), counts[part], NO_SINKS,
+                alone,
+            )  # fmt: skip
             assert np.array_equal(alone[0], together[number])
+
+
+def test_a_sink_takes_its_share_and_gives_nothing() -> None:
+    keys, values = random(SLOTS // 16, KV_HEADS, DIM, 16), random(SLOTS, KV_HEADS, DIM)
+    queries, slots = random(GROUP, DIM), np.arange(70)
+    sinks, counts = np.array([-3, 4, 30], np.float32), np.full(GROUP, 70)
+    out = np.empty((GROUP, DIM), np.float32)
+    attend(queries, keys, values, 1, slots, runs(slots), counts, sinks, out)
+    k = keys[:, 1].transpose(0, 2, 1).reshape(SLOTS, DIM)[:70]
+    scores = torch.from_numpy(np.concatenate([queries @ k.T, sinks[:, None]], axis=1))
+    expected = scores.softmax(1)[:, :-1] @ torch.from_numpy(values[:70, 1])
+    torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rotation_of_pairs_that_are_neighbours() -> None:
+    table = RotaryTable(RopeConfig("default", 1e4, 32, is_interleaved=True), 9, torch.float32)
+    x, out = random(48), np.empty(48, np.float32)
+    rotate_pairs(x, table.cos[7].numpy(), table.sin[7].numpy(), np.float32(2), out)
+    expected = rotate(torch.from_numpy(x)[None, None], *table.at(torch.tensor([7])))[0, 0] * 2
+    torch.testing.assert_close(torch.from_numpy(out), expected)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_gates_that_are_cut_off(is_before: bool) -> None:
+    both, out = random(200) * 30, np.empty(100, np.float32)
+    limited_swiglu(both, np.float32(2.5), is_before, out)
+    gate, up = torch.from_numpy(both).chunk(2)
+    expected = gated(gate, up, Limit(2.5, is_before))
+    torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_runs() -> None:

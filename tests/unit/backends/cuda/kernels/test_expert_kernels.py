@@ -18,13 +18,14 @@ from headstart.backends.cuda.experts import (
     moe_terms,
     routing_of,
 )
+from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels import moe as kernels
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights, expert_terms
 from headstart.backends.cuda.kernels.moe_vector import vector_terms
 from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.models.feed_forward import MoE
-from headstart.models.moe_config import MoeConfig
+from headstart.models.moe_config import Limit, MoeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HIDDEN = 32
@@ -83,6 +84,18 @@ def test_terms_add_up_to_what_the_experts_say(kind: str) -> None:
     torch.testing.assert_close(found, block(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [3, 9], ids=["without tiles", "in tiles"])
+@pytest.mark.parametrize("shared", [0.1, 0.3], ids=["alike", "apart"])
+def test_inner_products_may_be_cut_off(rows: int, shared: float) -> None:
+    """At the same limit the shared MLP is one expert more; at another it goes by itself."""
+    block, x = make(PLAIN), random(rows, HIDDEN)
+    free = block(x)
+    block.experts.limit, block.shared.limit = Limit(0.1), Limit(shared)
+    by_itself = Kernels().feed(x, block, torch.zeros(rows, dtype=torch.int32, device=DEVICE))
+    torch.testing.assert_close(by_itself.sum(0), block(x), rtol=1e-4, atol=1e-5)
+    assert (block(x) - free).abs().max() > 0.1
+
+
 @pytest.mark.parametrize("rows", [19, 40])
 def test_many_rows_of_one_expert(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles of it: found by scanning, or sorted (40 are many here)."""
@@ -105,9 +118,9 @@ def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
     found = moe_terms(x, block, slots)
     asked: list[int] = []
 
-    def by_tiles(x: Tensor, *given: Tensor | ExpertWeights) -> Tensor:
+    def by_tiles(x: Tensor, *given: Tensor | ExpertWeights, limit: float) -> Tensor:
         asked.append(len(x))
-        return expert_terms(x, *given)  # type: ignore[arg-type]
+        return expert_terms(x, *given, limit=limit)  # type: ignore[arg-type]
 
     monkeypatch.setattr(experts, "FEW_ROWS", 0)
     monkeypatch.setattr(experts, "expert_terms", by_tiles)

@@ -65,6 +65,7 @@ def test_the_best_entries_are_chosen_in_order(
     """A long request, one that sees few entries, none; a last one whose scores are mostly equal."""
     monkeypatch.setattr(index_choice, "_TILE", tile)
     monkeypatch.setattr(index_choice, "_STEP", 16)
+    monkeypatch.setattr(index_choice, "_PROGRAMS", 8)  # two of a request, which take turns
     rows, top_k, seen = 2, 9, [70, 4, -1, 40]
     q, weights = random(8, HEADS, DIM), random(8, HEADS, seed=1)
     keys = random(100, DIM, seed=2)

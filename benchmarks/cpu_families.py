@@ -1,0 +1,235 @@
+"""Small checkpoints of every kind of layer on a CPU, beside SmolLM2's shape: compiled and plain.
+
+python benchmarks/cpu_families.py --work DIR [--tokens 32] [--repeats 5] [--out FILE]
+                                  [--weights int8 fp32] [--drafts 0 3] [--only NAME ...]
+
+Makes calibrated checkpoints (rate 0.8) with SmolLM2-135M's vocabulary and hidden size, and layers
+as each family has them. The torch backend (with the compiled int8 products, as all but dense models
+ran before) and the numba backend take turns in short runs, so that a busy moment hits both; figures
+are medians over turns. Tokens behind the first one count. Bytes are those of the weights that a
+round reads: what a row is multiplied with, LM head included, and of routed experts as many as so
+many rows choose if they choose independently; K/V and recurrent states do not count. The last
+line of output is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import nn
+
+from headstart.backends import select
+from headstart.backends.options import Weights
+from headstart.calibrate.calibrated import write_calibrated
+from headstart.calibrate.shape_config import shape_config
+from headstart.calibrate.shapes import SHAPES
+from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.engine import Engine
+from headstart.models.build import build
+from headstart.models.feed_forward import Experts, MoE
+from headstart.models.linear import Linear, Stack
+from headstart.models.mla import LatentAttention
+from headstart.sampling.params import SamplingParams
+
+RATE, VOCAB, DENSE = 0.8, 49152, "smollm2-135m"
+FORMATS: dict[str, tuple[Weights, int]] = {"int8": ("int8", 1), "fp32": ("as-dtype", 4)}
+BACKENDS = ("torch", "numba")
+_SIZES = {"hidden_size": 576, "vocab_size": VOCAB}
+_HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+_LATENT = {
+    "num_attention_heads": 9, "num_key_value_heads": 9, "q_lora_rank": 256, "kv_lora_rank": 192,
+    "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 48,
+}  # fmt: skip
+_HYBRID = {
+    **_SIZES, **_HEADS, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64, "linear_value_head_dim": 64,
+}  # fmt: skip
+# name -> the shape that it is made of, and what is changed
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    DENSE: (DENSE, {}),
+    "qwen3": ("qwen3-0.6b,layers=28", {**_SIZES, **_HEADS, "intermediate_size": 1536}),
+    "glm-4.5": (
+        "glm-4.5-air,layers=20",
+        {
+            **_SIZES, **_HEADS, "intermediate_size": 1536,
+            "n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+            "use_qk_norm": True,
+        },
+    ),
+    "ernie-4.5": (
+        "ernie-4.5-21b,layers=20",
+        {
+            **_SIZES, **_HEADS, "intermediate_size": 1536,
+            "moe_num_experts": 32, "moe_k": 4, "moe_intermediate_size": 256,
+        },
+    ),
+    "glm-4.7-flash": (
+        "glm-4.7-flash,layers=20",
+        {
+            **_SIZES, **_LATENT, "intermediate_size": 1536,
+            "n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek-v3,layers=20",
+        {
+            **_SIZES, **_LATENT, "intermediate_size": 1536,
+            "n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+            "n_group": 4, "topk_group": 2,
+        },
+    ),
+    "qwen3.5": ("qwen3.5-27b,layers=24", {**_HYBRID, "intermediate_size": 1536}),
+    "qwen3.5-moe": (
+        "qwen3.5-35b,layers=20",
+        {
+            **_HYBRID, "num_experts": 32, "num_experts_per_tok": 4,
+            "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+        },
+    ),
+    "mimo-v2": (
+        "mimo-v2-flash,layers=16",
+        {
+            **_SIZES, **_HEADS, "intermediate_size": 1536,
+            "v_head_dim": 48, "swa_head_dim": 64, "swa_v_head_dim": 48,
+            "swa_num_attention_heads": 9, "swa_num_key_value_heads": 3, "n_routed_experts": 32,
+            "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+        },
+    ),
+}  # fmt: skip
+
+
+class Contender:
+    """One engine that answers one request at a time."""
+
+    def __init__(self, folder: Path, weights: Weights, drafts: int, backend: str, threads: int):
+        own = select.TABLE["numba"]
+        if backend == "torch":
+            select.TABLE["numba"] = lambda model, options: "the torch backend is measured"
+        try:
+            self._engine = Engine(
+                folder, device="cpu", speculate=drafts, weights=weights, threads=threads,
+                dtype="float32", max_model_len=2048, kv_bytes=1 << 28, prefix_caching=False,
+            )  # fmt: skip
+        finally:
+            select.TABLE["numba"] = own
+        assert self._engine.backend.name == backend, self._engine.notes
+
+    def run(self, tokens: int) -> tuple[float, float]:
+        """Tokens per second, and the acceptance length."""
+        params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+        (result,) = self._engine.generate([list(range(200, 232))], params)
+        seconds = (result.stats.total_seconds or 0) - (result.stats.first_token_seconds or 0)
+        made = len(result.outputs[0].token_ids) - 1
+        return made / seconds, result.stats.acceptance.length
+
+
+def bytes_read(module: nn.Module, rows: int, size: int) -> float:
+    """Bytes of the products below a module that so many rows read; a weight has `size`.
+
+    Routers and what unfolds latents stay in float32.
+    """
+    total = 0.0
+    for own in module.modules():
+        if isinstance(own, MoE):
+            config, experts = own.router.config, own.experts
+            assert isinstance(experts, Experts)
+            unread = (1 - config.top_k / config.num_experts) ** rows
+            stacks = (experts.gate_up, experts.down)
+            each = sum(s.weight[0].numel() for s in stacks if isinstance(s, Stack))
+            total += 4 * own.router.weight.numel()
+            total += config.num_experts * (1 - unread) * each * size
+        elif isinstance(own, LatentAttention):
+            total += 4 * own.kv_up.numel()
+        elif isinstance(own, Linear):
+            total += own.weight.numel() * size
+    return total
+
+
+def round_bytes(folder: Path, drafts: int, size: int) -> tuple[float, int]:
+    """Bytes of weights that a round reads, and how many parameters there are."""
+    model = build(Checkpoint.open(folder), device="cpu", dtype="float32")
+    trunk, lm_head = model.trunk, model.trunk.lm_head.weight.numel()
+    read = bytes_read(trunk, 1 + drafts, size)
+    if drafts and model.head is not None:
+        modules = [model.head.module(depth) for depth in range(1, drafts + 1)]
+        read += sum(bytes_read(module, 1, size) for module in modules)
+        read += drafts * lm_head * size
+    own = [trunk, *([] if model.head is None else [model.head])]
+    return read, sum(p.numel() for module in own for p in module.parameters())
+
+
+def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    weights, size = FORMATS[kind]
+    own = {name: Contender(folder, weights, drafts, name, arguments.threads) for name in BACKENDS}
+    speeds: dict[str, list[float]] = {name: [] for name in own}
+    length = 1.0
+    for _ in range(arguments.repeats + 1):
+        for name, contender in own.items():
+            speed, length = contender.run(arguments.tokens)
+            speeds[name].append(speed)
+    read, parameters = round_bytes(folder, drafts, size)
+    found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(length, 3)}
+    found["parameters"], found["bytes_per_round"] = parameters, round(read)
+    for name in own:
+        median = statistics.median(speeds[name][1:])  # the first one warms up
+        found[name] = {
+            "tokens_per_second": round(median, 1),
+            "gigabytes_per_second": round(median / length * read / 1e9, 2),
+        }
+    return found
+
+
+def processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "?")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--weights", nargs="+", choices=list(FORMATS), default=list(FORMATS))
+    parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
+    parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    SHAPES.update(
+        {f"cpu-{name}": {**shape_config(base), **own} for name, (base, own) in FAMILIES.items()}
+    )
+    result: dict[str, Any] = {
+        "rate": RATE, "tokens": arguments.tokens, "repeats": arguments.repeats,
+        "threads": arguments.threads, "processor": processor(), "torch": torch.__version__,
+        "numba": numba.__version__, "numpy": np.__version__, "python": platform.python_version(),
+        "families": {},
+    }  # fmt: skip
+    for name in arguments.only:
+        folder = arguments.work / name
+        if not folder.exists():
+            write_calibrated(f"cpu-{name}", RATE, folder, dtype="F32")
+        rows = result["families"][name] = []
+        for kind in arguments.weights:
+            for drafts in arguments.drafts:
+                found = measure(folder, kind, drafts, arguments)
+                rows.append(found)
+                shown = "  ".join(
+                    f"{each} {found[each]['tokens_per_second']:6.1f} tokens/s, "
+                    f"{found[each]['gigabytes_per_second']:5.2f} GB/s" for each in BACKENDS
+                )  # fmt: skip
+                print(f"{name:14} {kind} K = {drafts}: {shown}", flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
