@@ -28,6 +28,8 @@ from headstart.backends.cuda.kernels import (
     attention_fp8,
     choice,
     delta,
+    delta_chunks,
+    delta_prompts,
     eight_bits,
     fp8_products,
     groups,
@@ -133,6 +135,11 @@ ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "B
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
          "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
+CHUNKED = {"K_HEADS": 16, "K_DIM": 128, "V_DIM": 128}
+WALKED = {"HEADS": 48, "TAPS": 4, "ROWS": 64, "IS_SILU": True, "BLOCK_C": 4, "BLOCK_K": 128}
+PREPARED = {**dict.fromkeys(("projected", "known", "wanted", "scores", "conv"), "*bf16"),
+            **dict.fromkeys(("chunks", "spans", "pieces", "keeps"), "*i32"), "faded": "*fp32",
+            **dict.fromkeys(("width", "channels"), "i32" + MULTIPLE)}  # fmt: skip
 LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": "*i64",
           "best_ptr": "*i64", **dict.fromkeys(
               ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
@@ -345,7 +352,17 @@ JOBS: list[Job] = [
     (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
                        "BLOCK_H": 32}, RINGS),
     (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,
-                    "V_DIM": 64, "PLACES": 34, "BLOCK_K": 64, "BLOCK_V": 64}, RINGS),
+                    "V_DIM": 64, "PLACES": 34, "IS_SILU": True, "BLOCK_K": 64, "BLOCK_V": 64},
+     RINGS),
+    # Qwen3.5-27B's
+    (delta_chunks._convolve, {**CHUNKED, "ROWS": 16, "PARTS": 4, "TAPS": 4, "BLOCK": 128},
+     {**RINGS, **PREPARED}),
+    (delta_chunks._prepare, {**CHUNKED, "ROWS": 64, "HEADS": 48, "LEVELS": 5, "BLOCK": 64,
+                             "num_stages": 1}, {**RINGS, **PREPARED}),
+    (delta_prompts._walk, {**CHUNKED, **WALKED, "TILES": 4, "BLOCK_V": 32}, {**RINGS, **PREPARED}),
+    (delta_prompts._walk, {**CHUNKED, **WALKED, "TILES": 2, "BLOCK_V": 64}, {**RINGS, **PREPARED}),
+    (delta_prompts._finish, {"HEADS": 48, "V_DIM": 128, "IS_SILU": True, "ROWS": 16,
+                             "BLOCK_V": 128}, {**RINGS, **PREPARED}),
     (losses._row_sums, {"HAS_LABELS": True, "HAS_TARGET": True, "BLOCK": 4096, "num_warps": 8},
      LOSSES),
     (losses._mix, {"HAS_TARGET": True, "HAS_BELOW": True, "HAS_LABEL": True, "BLOCK": 4096,
