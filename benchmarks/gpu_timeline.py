@@ -1,11 +1,13 @@
 """Where the seconds of many requests go on a GPU: prompts, rounds, gaps; and a round's kernels.
 
 PYTHONPATH=. python3 benchmarks/gpu_timeline.py MODEL [--requests 80] [--speculate 3]
-    [--prompt 2500] [--answer 1500] [--profile-at 230] [--mixed 1000] [--apart]
+    [--prompt 2500] [--answer 1500] [--profile-at 230] [--mixed 1000 | --prefix 512] [--apart]
 
 MODEL is a calibrated checkpoint. All requests come at once, or with --mixed so many in all, of
 which --requests are under way at any time, with the lengths of benchmarks/gpu_http.py: what its
-servers do, without HTTP. --apart keeps prompts out of the passes of rounds. The device's own events
+servers do, without HTTP; with --prefix so many whose first 2000 tokens are the same. --apart keeps
+prompts out of the passes of rounds, --many-rows 2000,4096 plays once for each number of rows of
+prompts from which on they are read in passes of their own. The device's own events
 stand before and after each pass over prompts and each round, so the figures are of a run as it is,
 unlike those of benchmarks/gpu_round.py, which repeats one round. Then the same again, with the
 profiler over 30 rounds from step --profile-at on (0: not at all). The last line is JSON.
@@ -27,6 +29,7 @@ import torch
 from over_http.load import Sizes, lengths
 
 from headstart.backends.base import Launched, TrunkRows
+from headstart.backends.cuda import device_rounds
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.calibrate.calibrated import agreement_of
@@ -97,8 +100,8 @@ def _mark() -> Any:
 def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> float:
     """Seconds until all requests have been answered."""
     draw = random.Random(seed)
-    if given.mixed:
-        return play_mixed(engine, given, draw)
+    if given.mixed or given.prefix:
+        return play_under_way(engine, given, draw)
     asked = [draw.choices(given.tokens, k=given.prompt) for _ in range(given.requests)]
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     began = time.perf_counter()
@@ -107,12 +110,11 @@ def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> f
     return time.perf_counter() - began
 
 
-def play_mixed(engine: Engine, given: argparse.Namespace, draw: random.Random) -> float:
-    """The same for requests of many lengths, of which some are always under way."""
-    pairs = lengths(given.mixed, f"{given.requests} 0", Sizes())
-    asked = [draw.choices(given.tokens, k=prompt) for prompt, _ in pairs]
-    waiting = list(zip(asked, [answer for _, answer in pairs], strict=True))
+def play_under_way(engine: Engine, given: argparse.Namespace, draw: random.Random) -> float:
+    """The same for requests of many lengths, or with one beginning; some are always under way."""
+    waiting = with_one_beginning(given, draw) if given.prefix else of_many_lengths(given, draw)
     began, open_requests = time.perf_counter(), 0
+    given.first_tokens = []
     while waiting or open_requests:
         while waiting and open_requests < given.requests:
             ids, answer = waiting.pop()
@@ -121,9 +123,26 @@ def play_mixed(engine: Engine, given: argparse.Namespace, draw: random.Random) -
         for update in engine.step():
             if update.finish_reason is not None:
                 open_requests -= 1
-                engine.collect(update.request_id)
+                stats = engine.collect(update.request_id).outputs[0].stats
+                given.first_tokens.append(1e3 * (stats.first_token_seconds or 0.0))
     torch.cuda.synchronize()
     return time.perf_counter() - began
+
+
+def of_many_lengths(given: argparse.Namespace, draw: random.Random) -> list[tuple[list[int], int]]:
+    pairs = lengths(given.mixed, f"{given.requests} 0", Sizes())
+    return [(draw.choices(given.tokens, k=prompt), answer) for prompt, answer in pairs]
+
+
+def with_one_beginning(
+    given: argparse.Namespace, draw: random.Random
+) -> list[tuple[list[int], int]]:
+    sizes = Sizes()
+    shared = random.Random(0).choices(given.tokens, k=sizes.shared)
+    return [
+        (shared + draw.choices(given.tokens, k=sizes.own), sizes.prefix_answer)
+        for _ in range(given.prefix)
+    ]
 
 
 def profiled(engine: Engine, given: argparse.Namespace) -> dict[str, Any]:
@@ -159,6 +178,30 @@ def profiled(engine: Engine, given: argparse.Namespace) -> dict[str, Any]:
     return {"busy_share": round(busy / (ended - began), 3), "kernels": kernels}
 
 
+def timed_play(
+    engine: Engine, given: argparse.Namespace, timeline: Timeline, seed: int
+) -> dict[str, Any]:
+    """One play, and where its time went."""
+    timeline.parts.clear()
+    engine.stats.clear()
+    seconds = play(engine, given, given.answer, seed)
+    found = timeline.summary()
+    found |= {"seconds": round(seconds, 3), "speculate": given.speculate,
+              "tokens_per_second": round(engine.stats.output_tokens / seconds),
+              "prompt_tokens": engine.stats.prompt_tokens,
+              "many_prompt_rows": device_rounds.MANY_PROMPT_ROWS}  # fmt: skip
+    if firsts := sorted(given.first_tokens):
+        found["first_token_ms"] = {
+            f"p{share}": round(firsts[len(firsts) * share // 100], 1) for share in (50, 90, 99)
+        }
+    for kind, row in found["kinds"].items():
+        print(f"{kind:24} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
+    print(f"between them {found['gaps_ms']} ms; {found['tokens_per_second']} tokens/s; from "
+          f"{found['many_prompt_rows']} rows apart; {found.get('first_token_ms')}",
+          flush=True)  # fmt: skip
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -171,29 +214,25 @@ def main() -> None:
     parser.add_argument("--profile-at", type=int, default=230)
     parser.add_argument("--apart", action="store_true", help="prompts join no round")
     parser.add_argument("--mixed", type=int, default=0, help="requests of many lengths in all")
+    parser.add_argument("--prefix", type=int, default=0, help="requests that begin alike in all")
+    parser.add_argument("--many-rows", default=str(device_rounds.MANY_PROMPT_ROWS))
     given = parser.parse_args()
+    given.first_tokens = []
     given.tokens = range(2, len(agreement_of(Path(given.model)).following))
     timeline = Timeline()
     timeline.watch()
     engine = Engine(
         given.model, speculate=given.speculate, max_running_requests=given.requests,
-        prefix_caching=False,
+        prefix_caching=bool(given.prefix),
         max_model_len=max(given.prompt + given.answer, 4000 * bool(given.mixed)) + 64,
     )  # fmt: skip
     rounds = engine.loop.rounds._device if engine.loop.rounds is not None else None
     if given.apart and isinstance(rounds, CapturedRounds):
         rounds.joins_prompts = False
     play(engine, given, 20, seed=99)
-    timeline.parts.clear()
-    engine.stats.clear()
-    seconds = play(engine, given, given.answer, seed=0)
-    found = timeline.summary()
-    found |= {"seconds": round(seconds, 3), "speculate": given.speculate,
-              "tokens_per_second": round(engine.stats.output_tokens / seconds),
-              "prompt_tokens": engine.stats.prompt_tokens}  # fmt: skip
-    for kind, row in found["kinds"].items():
-        print(f"{kind:24} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
-    print(f"between them {found['gaps_ms']} ms; {found['tokens_per_second']} tokens/s", flush=True)
+    for seed, many in enumerate(map(int, given.many_rows.split(","))):
+        device_rounds.MANY_PROMPT_ROWS = many
+        found = timed_play(engine, given, timeline, seed)
     if given.profile_at:
         found |= profiled(engine, given)
         print(f"kernels run {found['busy_share']:.1%} of the time")

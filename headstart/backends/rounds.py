@@ -167,6 +167,10 @@ class DeviceRounds(ABC):
         """A trunk pass over such rows where no request decodes, as `joins` allows them."""
 
     @abstractmethod
+    def is_drafting(self) -> bool:
+        """Whether a round that will wait for masks has no drafts yet: the host has time left."""
+
+    @abstractmethod
     def drafted(self) -> list[list[int]] | None:
         """The drafts of each request, waiting for them, if the round waits for masks."""
 

@@ -93,14 +93,18 @@ class Loop:
     def _step_rounds(self, rows: Sequence[TrunkRows]) -> list[Update]:
         """Start the next round, which `rows` of others may join, and hand out the last one."""
         assert self.rounds is not None
+        updates: list[Update] = []
         try:
             outcomes, is_launched = self.rounds.advance(self._choose_for_rounds(), rows)
             # Before texts are made: the round under way waits for masks behind these tokens.
             accepted = [_accept(outcome.request, outcome.emitted.tokens) for outcome in outcomes]
+            taking = list(zip(outcomes, accepted, strict=True))
+            while self.rounds.is_drafting and len(updates) < len(taking):
+                updates.append(self._take(*taking[len(updates)]))
         finally:
             self.rounds.complete()
         self._observe_round(self.rounds.measured)
-        updates = [self._take(*taken) for taken in zip(outcomes, accepted, strict=True)]
+        updates += [self._take(*taken) for taken in taking[len(updates) :]]
         self._retire()
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()

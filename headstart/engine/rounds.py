@@ -137,6 +137,11 @@ class Rounds:
         self._flight = _Flight(list(self._requests), launched, context)
         return True
 
+    @property
+    def is_drafting(self) -> bool:
+        """Whether `complete` would have to wait for drafts."""
+        return self._flight is not None and self._device.is_drafting()
+
     def complete(self) -> None:
         """Give a round that waits for them the masks of grammars.
 

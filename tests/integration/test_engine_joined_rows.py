@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.tiny_fixture import Tiny
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -21,6 +23,7 @@ from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.kernels import attention, shared_prefix
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
+from headstart.engine.loop import Loop
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -35,6 +38,24 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "linear_num_value_heads": 2,
     }),
 }  # fmt: skip
+
+
+class Even:
+    """A grammar that allows even tokens."""
+
+    def __init__(self, vocab: int):
+        self._vocab = vocab
+
+    def allowed(self) -> Tensor:
+        return torch.arange(self._vocab) % 2 == 0
+
+    def accept(self, token: int) -> bool:
+        return token % 2 == 0
+
+    def fork(self) -> Even:
+        return self
+
+
 FIRST, LATER = [5, 20, 31], [list(range(3, 40)), [9, 10, 11]]  # more than a group
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=7, ignore_eos=True),
@@ -79,6 +100,65 @@ def test_texts_are_the_same_where_prompts_join_in_parts(
     found, engine = answers(folder, "on")
     assert found == wanted and engine.stats.prompt_tokens == 3 + 37 + 3
     assert taken[0] == 3 and taken[1] == 18 and sum(taken) == 3 + 37 + 3
+
+
+def test_many_rows_of_prompts_have_a_pass_of_their_own(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where many decode, too: a part of them beside each round would be read later."""
+    variant, sizes = MODELS["dense"]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    wanted, _ = answers(folder, "off")
+    monkeypatch.setattr(device_rounds, "_MANY_ROWS", 1)
+    monkeypatch.setattr(device_rounds, "MANY_PROMPT_ROWS", 30)
+    monkeypatch.setattr(device_rounds, "MOST_GROUPS", 1)
+    monkeypatch.setattr(device_rounds, "best_rows", lambda own, wanted, seconds: (wanted + 1) // 2)
+    passes: list[int] = []
+    trunk_pass = CudaBackend.trunk_pass
+
+    def counted(backend: CudaBackend, requests: list[TrunkRows]) -> TrunkOutput:
+        passes.append(sum(len(rows.tokens) for rows in requests))
+        return trunk_pass(backend, requests)
+
+    monkeypatch.setattr(CudaBackend, "trunk_pass", counted)
+    found, engine = answers(folder, "on")
+    assert found == wanted and engine.stats.prompt_tokens == 3 + 37 + 3
+    assert passes[0] == 36, "as many rows as a pass may have"
+
+
+@pytest.mark.parametrize("is_drafting", [True, False], ids=["while it drafts", "before that"])
+def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
+    is_drafting: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant, sizes = MODELS["dense"]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    done: list[str] = []
+    take, choose = Loop._take, device_rounds.CapturedRounds.choose
+
+    def watched_take(*given: Any) -> Any:
+        done.append("text")
+        return take(*given)
+
+    def watched_choose(*given: Any) -> None:
+        done.append("masks")
+        choose(*given)
+
+    def texts(kernels: str) -> list[int]:
+        engine = Engine(
+            folder, dtype="float32", kernels=kernels, speculate=2, block_size=4, kv_bytes=1 << 20,
+            max_running_requests=1,
+        )  # fmt: skip
+        name = engine.add(FIRST, PARAMS[0], grammar=Even(engine.backend.config.vocab))
+        while engine.has_work:
+            engine.step()
+        return engine.collect(name).outputs[0].token_ids
+
+    wanted = texts("off")
+    monkeypatch.setattr(Loop, "_take", watched_take)
+    monkeypatch.setattr(device_rounds.CapturedRounds, "choose", watched_choose)
+    monkeypatch.setattr(device_rounds.CapturedRounds, "is_drafting", lambda _: is_drafting)
+    assert texts("on") == wanted and all(token % 2 == 0 for token in wanted)
+    assert done[:2] == (["text", "masks"] if is_drafting else ["masks", "text"])
 
 
 @pytest.mark.parametrize("kind", MODELS)

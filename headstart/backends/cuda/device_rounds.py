@@ -18,6 +18,7 @@ from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_hos
 from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
+    MOST_JOINED_ROWS,
     best_rows,
     joinable_rows,
     num_groups,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
 
 
 _MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
+# Of prompts that wait: more are read in a pass of their own, in which all are read sooner than a
+# part of them beside each round would be; answers under way wait for that pass.
+MANY_PROMPT_ROWS = MOST_JOINED_ROWS
 
 
 class CapturedRounds(DeviceRounds):
@@ -133,9 +137,9 @@ class CapturedRounds(DeviceRounds):
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
 
     def fitting_rows(self, counts: Sequence[int]) -> int:
-        own = len(self._params) * (self._last_drafts + 1)
-        if not self.joins_prompts or own < _MANY_ROWS:
-            return sum(counts)
+        own, wanted = len(self._params) * (self._last_drafts + 1), sum(counts)
+        if not self.joins_prompts or own < _MANY_ROWS or wanted > MANY_PROMPT_ROWS:
+            return wanted
         return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
@@ -213,6 +217,10 @@ class CapturedRounds(DeviceRounds):
             rows = count * (shape.num_drafts + 1)
             logprobs = self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
         self._copy_out(launched, self.batch.emitted[:count], logprobs)
+
+    def is_drafting(self) -> bool:
+        waiting = self._waiting
+        return waiting is not None and waiting.drafted is not None and not waiting.drafted.query()
 
     def drafted(self) -> list[list[int]] | None:
         waiting = self._waiting

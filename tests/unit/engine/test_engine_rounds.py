@@ -102,6 +102,9 @@ class Device(DeviceRounds):
         self.calls.append(("read", len(rows)))
         return [torch.full((len(own.tokens), 2), -1.0) for own in rows], torch.zeros(len(rows), 64)
 
+    def is_drafting(self) -> bool:
+        return False
+
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
 
