@@ -45,8 +45,9 @@ BLOCK = 16
 CHECKED = ([1], [3, 1, 64], [65, 7, 200], [1000, 130, 64, 2, 23], [2500])
 TIMED = {"1 x 2500": [2500], "8 x 1000": [1000] * 8, "1 x 30000": [30000]}
 CHUNK_TILES = (
-    ChunkTile(16, 4, 4), ChunkTile(16, 4, 4, 168), ChunkTile(16, 4, 4, 128), ChunkTile(16, 2, 4),
-    ChunkTile(32, 4, 4), ChunkTile(64, 8, 4),
+    ChunkTile(), ChunkTile(registers=168), ChunkTile(registers=128), ChunkTile(stages=2),
+    ChunkTile(registers=168, stages=2), ChunkTile(registers=168, stages=3),
+    ChunkTile(conv_warps=2), ChunkTile(conv_rows=32), ChunkTile(conv_rows=64, conv_warps=8),
 )  # fmt: skip
 WALK_TILES = (
     WalkTile(32, 4, 3), WalkTile(32, 4, 1), WalkTile(64, 4, 3), WalkTile(64, 4, 2),
