@@ -13,7 +13,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_bf16, round_bf16
-from support.quick_interpreter import quicken
+from support.long_runs import unless_long
+from support.quick_interpreter import quicken, quicken_delta_prompts
 
 from headstart.backends.cuda import recurrent_prompts
 from headstart.backends.cuda.forward import Kernels
@@ -36,11 +37,13 @@ SPANS = [
     StateSpan(190, 193, 2, ((1, 8), (2, 9), (3, 2))),
     StateSpan(193, 223, None, ((16, 3), (30, 4))),
 ]
+FEW_SPANS = [StateSpan(0, 70, None, ((64, 0), (70, 1))), StateSpan(70, 90, 2, ((20, 2),))]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+    quicken_delta_prompts(monkeypatch)
 
 
 def make_net(config: DeltaConfig = CONFIG) -> DeltaNet:
@@ -90,8 +93,13 @@ def assert_same(net: DeltaNet, x: Tensor, spans: list[StateSpan]) -> LayerStates
 
 
 @pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["grouped", "other sizes"])
-def test_several_requests_and_all_states_that_are_kept(config: DeltaConfig) -> None:
+def test_several_requests_and_all_states_that_are_kept(
+    config: DeltaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = make_net(config)
+    if config is OTHER:  # heads are split as on a GPU, and so are rows of the convolution
+        tiles = PromptTiles(ChunkTile(conv_rows=32), WalkTile(values=16, stages=1))
+        monkeypatch.setattr(recurrent_prompts, "tiles_for", lambda *_: tiles)
     states = assert_same(net, drawn_rows(223), SPANS)
     assert torch.equal(states.memory[1], states.memory[7])
     before = drawn_states(config).memory
@@ -114,7 +122,7 @@ def cut_texts(draw: st.DrawFn) -> list[StateSpan]:
     """Up to three requests of any length, cut anywhere; slots are used once."""
     slots, start, spans = iter(range(SLOTS)), 0, []
     for _ in range(draw(st.integers(1, 3))):
-        count = draw(st.integers(1, 140))
+        count = draw(st.integers(1, 100))
         begins = draw(st.booleans())
         own = next(slots)
         ends = sorted(draw(st.sets(st.integers(1, count), max_size=2)))
@@ -126,30 +134,30 @@ def cut_texts(draw: st.DrawFn) -> list[StateSpan]:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=unless_long(3, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(spans=cut_texts(), repeated=st.sampled_from([0.0, 0.5, 1.0]))
 def test_whatever_is_cut_where(spans: list[StateSpan], repeated: float) -> None:
     assert_same(make_net(), drawn_rows(spans[-1].stop, repeated), spans)
 
 
-@pytest.mark.parametrize("values", [16, 32], ids=["finished apart", "at once"])
+@pytest.mark.parametrize("values", unless_long([16], [16, 32]))
 def test_in_bf16_as_close_as_the_plain_module(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_bf16(monkeypatch)
     round_bf16(monkeypatch)
     tiles = PromptTiles(ChunkTile(), WalkTile(values=values))
     monkeypatch.setattr(recurrent_prompts, "tiles_for", lambda *_: tiles)
     config = replace(CONFIG, v_dim=32)
-    net, x = make_net(config).bfloat16(), drawn_rows(223, 0.3).bfloat16()
+    net, x = make_net(config).bfloat16(), drawn_rows(90, 0.3).bfloat16()
     gaps = []
     with torch.inference_mode():
-        wanted, expected = plainly(net, x, SPANS)
+        wanted, expected = plainly(net, x, FEW_SPANS)
         for is_plain in (True, False):
             states = drawn_states(config, torch.bfloat16)
             if is_plain:
-                found = net(x, None, SlotRecurrence(states, SPANS))
+                found = net(x, None, SlotRecurrence(states, FEW_SPANS))
             else:
-                found = prompt_recur(Kernels(), [states], SPANS)(net, 0, x).sum(0)
+                found = prompt_recur(Kernels(), [states], FEW_SPANS)(net, 0, x).sum(0)
             pairs = ((found, wanted), (states.memory, expected.memory))
             gaps.append([float((a - b).norm() / b.norm()) for a, b in pairs])
     assert all(own < 1.5 * plain + 2e-3 for plain, own in zip(*gaps, strict=True)), gaps
@@ -158,7 +166,7 @@ def test_in_bf16_as_close_as_the_plain_module(values: int, monkeypatch: pytest.M
 @torch.inference_mode()
 def test_numbers_go_to_the_device_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that goes to the device waits for it: one copy a pass, none per row or layer."""
-    net, x = make_net(), drawn_rows(223)
+    net, x = make_net(), drawn_rows(90)
     layers = [drawn_states(CONFIG) for _ in range(2)]
     copies = list[list[int]]()
 
@@ -170,7 +178,7 @@ def test_numbers_go_to_the_device_once_for_all_layers(monkeypatch: pytest.Monkey
         raise AssertionError("a number went to the device")
 
     monkeypatch.setattr(recurrent_prompts, "on_device", counted)
-    recur = prompt_recur(Kernels(), layers, SPANS)
+    recur = prompt_recur(Kernels(), layers, FEW_SPANS)
     monkeypatch.setattr(torch, "tensor", refuse)
     for layer in range(2):
         recur(net, layer, x)
