@@ -134,7 +134,9 @@ def cut_texts(draw: st.DrawFn) -> list[StateSpan]:
 
 
 @settings(
-    max_examples=unless_long(3, 25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=unless_long(3, 25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(spans=cut_texts(), repeated=st.sampled_from([0.0, 0.5, 1.0]))
 def test_whatever_is_cut_where(spans: list[StateSpan], repeated: float) -> None:
