@@ -106,7 +106,7 @@ def _keep_inputs(projected, conv, at, is_channel, slot, source, first, stop, wid
                  TAPS: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     """The last inputs of rows [first, stop), those before them by what was kept in `source`."""
     line = tl.arange(0, BLOCK_C)
-    row = stop - (TAPS - 1) + line
+    row = (stop - (TAPS - 1) + line).to(tl.int64)
     is_line = (line < TAPS - 1)[:, None] & is_channel[None, :]
     new = is_line & (row >= first)[:, None]
     earlier = source * (TAPS - 1) + (TAPS - 1) + row - first  # negative where there is no source
