@@ -20,7 +20,12 @@ from headstart.backends.cuda import recurrent_prompts
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.delta_chunks import ChunkTile
 from headstart.backends.cuda.kernels.delta_prompts import WalkTile
-from headstart.backends.cuda.recurrent_prompts import PromptTiles, prompt_recur
+from headstart.backends.cuda.recurrent_prompts import (
+    PromptTiles,
+    plain_recur,
+    prompt_recur,
+    why_plain,
+)
 from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
@@ -185,3 +190,39 @@ def test_numbers_go_to_the_device_once_for_all_layers(monkeypatch: pytest.Monkey
     for layer in range(2):
         recur(net, layer, x)
     assert len(copies) == 1 and torch.equal(layers[0].memory, layers[1].memory)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k_dim", "v_dim", "reason"),
+    [
+        (torch.bfloat16, 128, 128, None),
+        (torch.bfloat16, 32, 80, None),
+        (torch.float32, 128, 128, "numbers are float32, kernels are made for bfloat16"),
+        (torch.bfloat16, 16, 12, "heads have sizes of 16 and 12"),
+        (torch.bfloat16, 128, 256, "heads have sizes of 128 and 256"),
+    ],
+)
+def test_what_was_not_shown_on_a_gpu_is_read_plainly(
+    dtype: torch.dtype, k_dim: int, v_dim: int, reason: str | None
+) -> None:
+    config = replace(CONFIG, k_dim=k_dim, v_dim=v_dim)
+    assert why_plain(config, dtype, torch.device("cuda")) == reason
+    assert why_plain(config, dtype, torch.device("cpu")) is None, "interpreted kernels take all"
+
+
+@torch.inference_mode()
+def test_the_plain_way_gives_the_same() -> None:
+    net, x = make_net(), drawn_rows(90)
+    wanted, expected = plainly(net, x, FEW_SPANS)
+    states = drawn_states(CONFIG)
+    found = plain_recur([states], FEW_SPANS)(net, 0, x).sum(0)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(states.memory.double(), expected.memory, rtol=1e-3, atol=2e-5)
+
+
+def test_one_request_has_narrow_programs_where_they_fill_a_gpu() -> None:
+    """Of Qwen3-Next and Qwen3.5-27B, by what was faster on an H200."""
+    sizes = {"k_heads": 16, "k_dim": 128, "v_dim": 128}
+    small, large = (replace(CONFIG, v_heads=heads, **sizes) for heads in (32, 48))
+    found = [recurrent_prompts.many_requests(config) for config in (small, large)]
+    assert found == [2, 1]
