@@ -61,7 +61,7 @@ def quicken_delta_prompts(patch: pytest.MonkeyPatch) -> None:
 
     Small programs keep a GPU busy; here each takes milliseconds, however small it is.
     """
-    tiles = PromptTiles(ChunkTile(conv_rows=64), WalkTile(values=64, stages=1))
+    tiles = PromptTiles(ChunkTile(conv_rows=64), WalkTile(values=64))
     patch.setattr(recurrent_prompts, "tiles_for", lambda *sizes: tiles)
 
 

@@ -103,7 +103,7 @@ def test_several_requests_and_all_states_that_are_kept(
 ) -> None:
     net = make_net(config)
     if config is OTHER:  # heads are split as on a GPU, and so are rows of the convolution
-        tiles = PromptTiles(ChunkTile(conv_rows=32), WalkTile(values=16, stages=1))
+        tiles = PromptTiles(ChunkTile(conv_rows=32), WalkTile(values=16))
         monkeypatch.setattr(recurrent_prompts, "tiles_for", lambda *_: tiles)
     states = assert_same(net, drawn_rows(223), SPANS)
     assert torch.equal(states.memory[1], states.memory[7])
