@@ -4,7 +4,7 @@ BIN := .venv/bin
 # One more than cores: some tests wait for servers and processes.
 PARALLEL ?= 3
 
-.PHONY: test test-long test-browser demo check kernels clean
+.PHONY: test test-long test-browser demo check format hooks docs pictures release kernels clean
 
 # The lock has the hashes of one platform's files; elsewhere, and for torch, versions alone count.
 PLATFORM = $(shell $(PYTHON) -c 'import sys, sysconfig; print("cpython-%d.%d-%s" % (*sys.version_info[:2], sysconfig.get_platform()))')
@@ -21,6 +21,31 @@ check: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The quick part of these checks before every commit.
+hooks: .venv/ready
+	$(BIN)/python -m pip install --quiet pre-commit
+	$(BIN)/pre-commit install
+
+# The documentation as a site in build/docs/site; links and anchors that lead nowhere fail.
+docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python scripts/docs_site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# After new results: draw what is drawn from them. Recordings: scripts/make_pictures.py --help.
+pictures: .venv/ready
+	$(BIN)/python scripts/make_pictures.py
+
+# docs/releasing.md
+release: .venv/ready
+	$(BIN)/python -m pip install --quiet build
+	rm -rf dist
+	$(BIN)/python -m build
 
 # The CPU's kernels are compiled once and kept: beside mypy, before test processes all want them.
 kernels: .venv/ready

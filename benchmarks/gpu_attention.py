@@ -2,6 +2,7 @@
 
 PYTHONPATH=. python3 benchmarks/gpu_attention.py [--requests 16,80] [--rows 1,2,4] [--context 3250]
     [--mixed] [--max-context 8192] [--heads 32] [--kv-heads 8] [--dim 128] [--kv-dtype fp8]
+    [--own-cut]
 
 Blocks of a request lie anywhere in the cache, several caches are read in turn, and launches are
 captured in a graph. With --mixed contexts are as long as those of mixed loads over HTTP (at most
@@ -170,13 +171,16 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--own-cut", action="store_true", help="try no other cuts: much quicker")
     parser.add_argument("--kv-dtype", choices=("as-dtype", "fp8"), default="as-dtype")
     given = parser.parse_args()
     others = [
         Cut(pieces=pieces, least=least, step=step, warps=warps, stages=stages, registers=most)
         for (pieces, least), (step, warps, stages, most) in itertools.product(PIECES, STEPS)
     ]
-    if DEVICE.type == "cpu":
+    if given.own_cut:
+        others = []
+    elif DEVICE.type == "cpu":
         others = others[:2]
     results = []
     print(device_name(), "torch", torch.__version__)

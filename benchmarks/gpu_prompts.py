@@ -26,6 +26,7 @@ from random_models import hand_made, random_model
 from torch import Tensor
 
 from headstart.backends.base import BackendOptions, CacheSizes, HeadRows
+from headstart.backends.cuda.attending import EVERYTHING
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library
 from headstart.backends.cuda.prompts import ragged_rows
@@ -69,7 +70,8 @@ def compare_attention(config: ModelConfig, libraries: dict[str, Library | None])
         flops = 4 * heads * dim * sum(n * before + n * n / 2 for n in rows)
         wanted: Tensor | None = None
         for name, library in libraries.items():
-            attend = partial(ragged_rows(spans, positions, library).attend, q, LayerCache(k, v))
+            own = ragged_rows(spans, positions, library)
+            attend = partial(own.attend, q, LayerCache(k, v), EVERYTHING)
             first, each = wall(attend), timed(attend) if IS_GPU else seconds([attend])
             found = attend().float()
             wanted = found if wanted is None else wanted

@@ -13,8 +13,9 @@ from textwrap import fill
 from typing import Any
 
 import headstart.errors
+from headstart.cli.commands import EXAMPLES, TASKS
 from headstart.cli.families import family_rows, markdown_table, short_table
-from headstart.cli.main import COMMANDS, build_command
+from headstart.cli.main import build_command
 from headstart.families.drafters import DRAFTERS
 from headstart.families.registry import GRAFTED_AS, families
 from headstart.heads.formats import WRITTEN, format_named, formats_of
@@ -120,22 +121,33 @@ def families_page() -> str:
 
 
 def cli_page() -> str:
-    lines = ["# Command line", "", "Generated from the commands themselves.", ""]
-    for name, purpose in COMMANDS.items():
-        command = build_command(name)
-        subcommands = getattr(command, "commands", None)
-        if subcommands is None:
-            lines += _command_lines(name, purpose, command)
-            continue
-        for subcommand, own in subcommands.items():
-            lines += _command_lines(f"{name} {subcommand}", own.help, own)
+    lines = [
+        "# Command line",
+        "",
+        "Generated from the commands themselves. `headstart --install-completion` lets your shell "
+        "complete",
+        "commands, options and their values.",
+        "",
+    ]
+    for task, commands in TASKS.items():
+        lines += [f"## {task}", ""]
+        for name, purpose in commands.items():
+            command = build_command(name)
+            subcommands = getattr(command, "commands", None)
+            if subcommands is None:
+                lines += _command_lines(name, purpose, command)
+                continue
+            for subcommand, own in subcommands.items():
+                lines += _command_lines(f"{name} {subcommand}", own.help, own)
     return "\n".join(lines)
 
 
 def _command_lines(name: str, purpose: str, command: Any) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join(_argument(p) for p in arguments)
-    lines = [f"## headstart {name} {usage}".rstrip(), "", purpose, ""]
+    lines = [f"### headstart {name} {usage}".rstrip(), "", purpose, "", "```bash"]
+    lines += [f"{line}   # {said}" for line, said in EXAMPLES[name].items()]
+    lines += ["```", ""]
     rows = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     if rows:
         lines += ["| option | meaning | default |", "|---|---|---|"]

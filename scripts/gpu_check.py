@@ -1,6 +1,7 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
 python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] [--mixtures 20]
+    [--dtypes float32,bfloat16] [--drafts 0,3,auto]
 
 mimo*3 has three modules. Every setting by itself, then mixtures of them drawn at random; prompts
 are read a few at a time, beside those that decode. Exits 1 if a token differs in fp64 or fp32; for
@@ -24,10 +25,20 @@ from headstart.sampling.params import SamplingParams
 
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
-    "deepseek_v3", "glm4_moe_lite",
+    "deepseek_v3", "glm4_moe_lite", "mimo_v2", "step3p5", "mellum", "exaone_moe",
+    "deepseek_v32", "glm_moe_dsa",
     # plain modules on GPUs
-    "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5", "mimo_v2",
+    "nemotron_h", "bailing_moe_v3", "exaone4_5",
 )  # fmt: skip
+# Windows that answers grow out of, and choices of fewer entries than prompts have.
+OWN: dict[str, dict[str, Any]] = {
+    "mimo_v2": {"sliding_window_size": 9},
+    "step3p5": {"sliding_window": 9},
+    "mellum": {"sliding_window": 9},
+    "exaone_moe": {"sliding_window": 9, "sliding_windows": [9, 9, 0]},
+    "deepseek_v32": {"index_topk": 12},
+    "glm_moe_dsa": {"index_topk": 12, "indexer_types": ["full", "shared", "full"]},
+}
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 EACH: list[dict[str, Any]] = [
@@ -77,26 +88,32 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--mixtures", type=int, default=20)
+    parser.add_argument("--dtypes", default="float64,float32,bfloat16")
+    parser.add_argument("--drafts", default=",".join(map(str, DRAFTS)))
     given = parser.parse_args()
     device, params = given.device, settings(given.mixtures)
+    numbers: list[int | Literal["auto"]] = [
+        "auto" if word == "auto" else int(word) for word in given.drafts.split(",")
+    ]
     failures = 0
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
             name, _, modules = variant.partition("*")
-            several: dict[str, Any] = {}
+            several = dict(OWN.get(name, {}))
             if modules:
                 several["num_nextn_predict_layers"] = int(modules)
             folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)
-            for dtype in ("float64", "float32", "bfloat16"):
+            for dtype in given.dtypes.split(","):
                 source = "cpu" if dtype != "bfloat16" else device
                 reference, _ = answers(folder, source, dtype, 0, params)
-                for drafts in DRAFTS:
+                for drafts in numbers:
                     got, engine = answers(folder, device, dtype, drafts, params)
                     same = got == reference
                     failures += not same and dtype != "bfloat16"
                     rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
                     verdict = "same" if same else "DIFFERENT"
-                    print(f"{variant:12} {dtype:9} K={drafts!s:4} {verdict:9} {rates}")
+                    by = engine.backend.name
+                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:4} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

@@ -84,8 +84,15 @@ class Headstart:
         options = {n: v for n, v in asdict(self.engine.options).items() if v is not None}
         return {
             "version": _version("headstart"), "options": options, "notes": self.engine.notes,
-            "kv_tokens": self.engine.pool.num_slots,
+            "kv_tokens": self.engine.pool.num_slots, "weight_bytes": self._weight_bytes(),
         }  # fmt: skip
+
+    def _weight_bytes(self) -> int:
+        """Of trunk and head as they are held; rounded copies that only draft are not among them."""
+        parts = [part for part in (self.engine.model.trunk, self.engine.model.head) if part]
+        tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        return sum(storages.values())
 
 
 class Vllm:

@@ -35,6 +35,7 @@ class Worker:
         self._reply, self._log_path = folder / f"{stem}.jsonl", folder / f"{stem}.log"
         self._reply.write_text("")
         self._num_read = self._num_asked = 0
+        self.waited = 0.0  # seconds of its start during which it was paused
         told = {n: v for n, v in settings.items() if n not in ("python", "environment")}
         told["reply"] = str(self._reply)
         environment = {**os.environ, **settings["environment"]}
@@ -89,12 +90,39 @@ class Worker:
                 raise Failed(f"{self.name} said nothing for {patience:.0f} s:\n{self._log_tail()}")
             time.sleep(0.005)
 
+    @property
+    def has_settled(self) -> bool:
+        """Whether `started` would return, or raise, at once."""
+        return "\n" in self._reply.read_text() or not self.is_running
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its start has taken longer than it may."""
+        patience = self.settings.get("patience")
+        return bool(patience) and time.time() - self._began - self.waited > patience
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def pause(self) -> None:
+        """Stop its processes for a while, so that others can be timed."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self.is_running:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
     def _ended(self) -> str:
         self._process.wait()
         return f"{self.name} ended with {self._process.returncode}:\n{self._log_tail()}"
 
     def _log_tail(self) -> str:
-        return self._log_path.read_text(errors="replace")[-_LOG_TAIL:]
+        return self.log[-_LOG_TAIL:]
 
     @property
     def is_running(self) -> bool:
@@ -107,8 +135,7 @@ class Worker:
 
     def stop(self) -> None:
         """End the process and what it started; nothing of it is needed but its memory."""
-        if self.is_running:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):  # a job that nobody read

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from headstart.cli.options import Json
 from headstart.report.terminal import say
@@ -47,16 +46,16 @@ def run(
 
 def _show(found: dict[str, Any]) -> None:
     from headstart.bench.rows import interval, load_name
-    from headstart.cli.bench_view import console_of, shown
+    from headstart.cli.bench_view import shown
+    from headstart.cli.look import console_of, table_of
 
     console = console_of()
     if not found["is_valid"]:
         console.print("[bold red]one of the results is marked as INVALID[/]", soft_wrap=True)
     for name, (before, after) in found["settings"].items():
         console.print(f"{escape(name)}: {escape(str(before))} -> {escape(str(after))}")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for head in ("method", "load", "figure", "old", "new", "ratio", "verdict"):
-        table.add_column(head, justify="left" if head in ("method", "verdict") else "right")
+    heads = ("method", "load", "figure", "old", "new", "ratio", "verdict")
+    table = table_of(heads, left=["verdict"])
     for cell in found["cells"]:
         for name, (label, factor) in _SHOWN.items():
             figure = cell["figures"][name]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
-from rich.table import Table
 
 from headstart.bench.rows import (
     Rows,
@@ -23,13 +22,14 @@ from headstart.bench.rows import (
     xllm_rows,
 )
 from headstart.bench.task_tables import fastmtp_table, task_table
+from headstart.cli.look import bar_of, console_of, table_of
 from headstart.report.terminal import Console, say
 
 if TYPE_CHECKING:
     from headstart.bench.study import Step, Study
     from headstart.bench.variants import Variant
 
-_PIPED_WIDTH, _HEAD_WIDTH = 100, 10
+_HEAD_WIDTH = 10
 
 
 def tell_plans(
@@ -72,18 +72,11 @@ def watching(study: Study, title: str = "") -> Iterator[Callable[[Step], None]]:
     if not sys.stderr.isatty():
         yield lambda step: None
         return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
                TimeRemainingColumn())  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+    with bar_of(*columns) as bar:
         task = bar.add_task("starting", total=study.num_requests)
 
         def watch(step: Step) -> None:
@@ -135,24 +128,14 @@ def show(document: dict[str, Any]) -> None:
         console.print(f"note: {escape(note)}", style=style, soft_wrap=True)
 
 
-def console_of() -> Console:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, width=_PIPED_WIDTH, no_color=True)
-
-
 def _print(console: Console, title: str, rows: Rows) -> None:
     """Rows with their heads as the first of them; nothing where there is no second."""
     if len(rows) < 2:
         return
     if title:
         console.print(f"\n{title}", style="dim")
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for number, head in enumerate(rows[0]):
-        # Rich would rather fold the figures of a row than the words of a head.
-        folded = textwrap.fill(str(head), _HEAD_WIDTH, break_long_words=False)
-        table.add_column(folded, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    # Rich would rather fold the figures of a row than the words of a head.
+    table = table_of([textwrap.fill(str(h), _HEAD_WIDTH, break_long_words=False) for h in rows[0]])
     for row in rows[1:]:
         table.add_row(*(escape(shown(cell)) for cell in row))
     console.print(table)

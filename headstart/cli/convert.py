@@ -13,7 +13,12 @@ from headstart.heads.formats import WRITTEN
 def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
-    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(WRITTEN)}.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", help=f"One of {', '.join(WRITTEN)}.", autocompletion=lambda: list(WRITTEN)
+        ),
+    ],
     writing: Writing,
     model: Annotated[
         str | None,

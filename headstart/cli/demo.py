@@ -79,7 +79,7 @@ def run(
             view.finish(found)
         races.append(found)
     facts = _facts(weights)
-    write_page(out / _PAGE, races, facts)
+    write_page(out / _PAGE, races, facts, engines["plain"].prompts.tokenizer)
     if json_output:
         mean = mean_speed_up(races)
         say(json.dumps({**facts, "races": [r.as_json() for r in races], "speed_up": mean}))

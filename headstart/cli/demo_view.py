@@ -12,12 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rich.box import ROUNDED
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headstart.cli.commands import COMMANDS
 from headstart.cli.generate import Tint
-from headstart.cli.main import COMMANDS
+from headstart.cli.look import ORIGIN_STYLES, console_of, table_of
 from headstart.demo.page import NAMES, by_depth
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.heads.operation import megabytes
@@ -126,7 +128,7 @@ class View:
         say(f"tokens/s: {rates}", flush=True)
 
     def _table(self) -> Table:
-        table = Table(expand=True, show_lines=False)
+        table = Table(box=ROUNDED, expand=True, header_style="bold", border_style="dim")
         for side in SIDES:
             table.add_column(f"{NAMES[side]}  {self._notes[side]}", ratio=1, overflow="fold")
         table.add_row(*(self._texts[side] for side in SIDES))
@@ -135,19 +137,13 @@ class View:
 
 def summary(races: list[Race], *, is_trained: bool) -> None:
     """The table, whether the texts are the same, and why nothing is faster where that is so."""
-    wide = 100  # nothing is cut short for a reader that is not a terminal
-    console = Console(highlight=False)
-    console = console if console.is_terminal else Console(highlight=False, width=wide)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in (
-        "",
-        "tokens/s without",
-        "with MTP",
-        "speed-up",
-        "accepted by depth, where drafted",
-        "length",
-    ):
-        table.add_column(name, justify="left" if not name else "right")
+    console = console_of()
+    table = table_of(
+        [
+            "", "tokens/s without", "with MTP", "speed-up", "accepted by depth, where drafted",
+            "length",
+        ]
+    )  # fmt: skip
     for one in races:
         depths = " / ".join(by_depth(one.acceptance)) or "no drafts"
         rates = (f"{one.rates[side]:.1f}" for side in SIDES)
@@ -174,7 +170,10 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
     elif mean_speed_up(races) < 1:
         console.print("speed     below 1x: on this machine drafting cost more than it brought")
     if console.is_terminal:
-        console.print("colours   [green]accepted drafts[/], [red]recovered[/], bonus tokens")
+        names = {"accepted": "accepted drafts", "bonus": "bonus tokens"}
+        seen = {origin for one in races for origin in one.answers["drafted"].origins}
+        named = (f"[{s}]{names.get(o, o)}[/]" for o, s in ORIGIN_STYLES.items() if o in seen)
+        console.print(f"colours   {', '.join(named)}")
 
 
 def next_steps(page: Path, *, is_trained: bool) -> None:

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.cli.look import console_of
 from headstart.doctor.installed import Cache, Wish
 from headstart.doctor.machine import Machine
 from headstart.doctor.observing import Observation, title_of
 from headstart.doctor.verdict import Finding
 from headstart.families.engines import ENGINE_TITLES
 from headstart.heads.operation import megabytes
-from headstart.report.terminal import Console, say
+from headstart.report.terminal import say
 
-_PIPED_WIDTH = 120
 _COLOURS = {"healthy": "green", "few": "yellow", "unknown": "yellow"}
 
 
@@ -24,7 +24,7 @@ def show_server(url: str, found: Observation, finding: Finding, causes: Sequence
     """The verdict on stdout, with what it rests on; causes below."""
     version = f" {found.version}" if found.version else ""
     drafts = f", K = {found.num_drafts}" if found.num_drafts else ""
-    console = _console()
+    console = console_of(soft_wrap=True)
     name = title_of(found.engine) if found.engine else "an engine that does not say which"
     console.print(f"[bold]{escape(url)}[/]  {escape(name + version + drafts)}")
     colour = _COLOURS.get(finding.verdict, "red")
@@ -54,7 +54,7 @@ def show_machine(
     seconds: float,
 ) -> None:
     """What there is, what is missing for which wish, and what looking took."""
-    console = _console()
+    console = console_of(soft_wrap=True)
     versions = ", ".join(f"{name} {found or '-'}" for name, found in machine.versions.items())
     facts = Table.grid(padding=(0, 2))
     facts.add_row("[bold]versions[/]", escape(versions))
@@ -87,10 +87,3 @@ def show_machine(
     if machine.torch_seconds is not None:
         how = f"importing torch took {machine.torch_seconds:.1f} s of them"
     say(f"looked around in {seconds:.1f} s; {how}, nothing was computed", file=sys.stderr)
-
-
-def _console() -> Console:
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=_PIPED_WIDTH, no_color=True)
-    return console

@@ -22,7 +22,10 @@ def run(
     ] = None,
     writing: Writing,
     format_name: Annotated[
-        str, typer.Option("--format", help=f"One of {', '.join(WRITTEN)}.")
+        str,
+        typer.Option(
+            "--format", help=f"One of {', '.join(WRITTEN)}.", autocompletion=lambda: list(WRITTEN)
+        ),
     ] = "headstart",
     model_type: ModelType = None,
     dequantize: Dequantize = False,

@@ -142,18 +142,16 @@ def _formats(row: dict[str, Any]) -> str:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
+    from headstart.cli.look import console_of, table_of
 
-    from headstart.report.terminal import Console
-
-    table = Table(box=None, padding=(0, 1, 0, 0))
     titles = (
         "family", "models", "modules", "files", "formats", "CPU", "GPU", "training",
         "engines (since)",
     )  # fmt: skip
-    for title in titles:
-        is_list = title in ("models", "formats", "engines (since)")  # the others are words
-        table.add_column(title, overflow="fold", no_wrap=not is_list)
+    table = table_of(titles, left=titles)
+    for column in table.columns:
+        is_list = column.header in ("models", "formats", "engines (since)")  # others are words
+        column.overflow, column.no_wrap = "fold", not is_list
     for row in rows:
         engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
         colour = "green" if row["files"] == "complete" else "yellow"
@@ -162,7 +160,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
             f"[{colour}]{row['files']}[/]", _formats(row), row["engine_cpu"], row["engine_gpu"],
             row["training"], engines or "-",
         )  # fmt: skip
-    console = Console(highlight=False)
+    console = console_of()
     console.print(table)
     for row in rows:
         if row["files"] == "complete" and row["engine_lacks"]:

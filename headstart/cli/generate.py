@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 
 from headstart.cli.demo_defaults import with_shipped_vocab
+from headstart.cli.look import ORIGIN_STYLES
 from headstart.cli.options import Head, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.data.prompt_reader import Detokenizer, Prompt
@@ -25,8 +26,6 @@ from headstart.sampling.params import SamplingParams
 if TYPE_CHECKING:  # torch may not be loaded before `limit_spinning`
     from headstart.engine.engine import Engine
     from headstart.engine.output import Update
-
-_COLOURS = {"accepted": "green", "recovered": "red", "bonus": "default"}
 
 
 class Tint:
@@ -50,7 +49,7 @@ class Tint:
         for token, origin in zip(token_ids, origins, strict=True):
             before = len(self._text.text)
             self._text.add(token)
-            self._waiting.append((len(self._text.text) - before, _COLOURS[origin]))
+            self._waiting.append((len(self._text.text) - before, ORIGIN_STYLES[origin]))
         colour = "default"
         while text:
             if self._waiting:

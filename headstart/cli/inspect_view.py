@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.cli.look import console_of, table_of
 from headstart.errors import some
 from headstart.families.engines import ENGINE_TITLES
 from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
@@ -18,7 +19,6 @@ from headstart.report.terminal import Console, say
 if TYPE_CHECKING:
     from headstart.simulate.probe import ProbeReport
 
-_PIPED_WIDTH = 120  # no line of a table is cut short for a reader that is not a terminal
 _COLOURS = {
     "complete": "green",
     "undeclared": "green",
@@ -59,14 +59,9 @@ def show(
 
 def show_probe(report: ProbeReport) -> None:
     """Print how the head did under each contract, best first."""
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=_PIPED_WIDTH)
+    console = console_of(soft_wrap=True)
     console.print(f"\n[bold]probe[/], {report.num_rows} rows")
-    table = Table(box=None, padding=(0, 2), header_style="")
-    for column in ("contract", "agreement", "by chance", "log-probability"):
-        left = column == "contract"
-        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    table = table_of(["contract", "agreement", "by chance", "log-probability"])
     for variant in (*report.variants, *report.recycled):
         own = " (registry)" if variant.contract == report.registry else ""
         table.add_row(

@@ -18,12 +18,21 @@ if TYPE_CHECKING:
     from headstart.launch.command import EngineCommand
 
 
+def _engines() -> list[str]:
+    from headstart.families.engines import ENGINE_TITLES
+
+    return list(ENGINE_TITLES)
+
+
 def run(
     model: Model,
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help="vllm, sglang, trtllm, xllm, llamacpp or mlx.", show_default=False
+            "--engine",
+            help="vllm, sglang, trtllm, xllm, llamacpp or mlx.",
+            show_default=False,
+            autocompletion=_engines,
         ),
     ],
     options: LaunchOptions,

@@ -26,40 +26,19 @@ from types import FrameType, TracebackType
 from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperGroup
 
 from headstart import __version__
 from headstart.checkpoint.local_paths import VARIABLE as HIDE_PATHS
+from headstart.cli.commands import COMMANDS, OPTION_TITLES
+from headstart.cli.help import Command, Group, Overview, UsageError, misuse
 from headstart.errors import ConfigError, HeadstartError
 from headstart.report.terminal import say
 
 _TORCHRUN_SECONDS = 5.0
 _WIDE = {"max_content_width": 100}
-# command -> what it does; its code is headstart/cli/<command>.py, function `run`
-COMMANDS = {
-    "inspect": "Say whether a checkpoint has a head, which, and how to serve with it.",
-    "export": "Take the head out as a standalone draft checkpoint.",
-    "convert": "Turn a standalone head from one format into another.",
-    "stitch": "Put a head into a checkpoint.",
-    "restore": "Give a fine-tuned or quantised checkpoint back the head it lost.",
-    "graft": "Add a fresh, trainable head to a checkpoint that has none.",
-    "distill": "Let the model answer prompts: the text that its head is tuned on.",
-    "train": "Tune the head on what the model wrote; the same command goes on after a stop.",
-    "score": "Predict acceptance and speed on held-out answers, without serving anything.",
-    "quantize": "Make a head smaller, against what it drafts from, and say what that costs.",
-    "generate": "Answer a prompt or chat, with the embedded engine.",
-    "serve": "Serve a model over HTTP, as OpenAI's API, with the embedded engine.",
-    "vocab": "Choose the tokens that a head may propose, by language.",
-    "calibrate": "Make a checkpoint of any size with a known acceptance.",
-    "bench": "Measure what MTP brings: any server or a MODEL, with and without it.",
-    "launch": "Print or run the command that serves a model with its head.",
-    "doctor": "Say whether a server's head is alive, and why not; without URL: what is installed.",
-    "demo": "See a real small model answer without and with its head, on a CPU.",
-    "families": "List the supported families.",
-}
 
 
-class _Commands(TyperGroup):
+class _Commands(Overview):
     _is_listing = False
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,6 +51,10 @@ class _Commands(TyperGroup):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._is_listing = True
         super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        self._is_listing = True  # a name's purpose is known without importing its code
+        return super().shell_complete(ctx, incomplete)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -92,18 +75,18 @@ def build_command(name: str) -> Any:
         return _command(name, _flattened(module.run))
     # An app of its own: its subcommands' files are headstart/cli/<command>_<subcommand>.py.
     group = typer.Typer(
-        add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=COMMANDS[name]
-    )
+        cls=Group, add_completion=False, rich_markup_mode=None, no_args_is_help=True,
+        help=COMMANDS[name],
+    )  # fmt: skip
     for subcommand, purpose in module.SUBCOMMANDS.items():
         function = _flattened(import_module(f"headstart.cli.{name}_{subcommand}").run)
-        group.command(subcommand, help=purpose, context_settings=_WIDE)(function)
+        group.command(subcommand, cls=Command, help=purpose, context_settings=_WIDE)(function)
     return typer.main.get_command(group)
 
 
 def _command(name: str, function: Any) -> Any:
-    # Plain help: tables of boxes cut the names of options where a terminal has 80 columns.
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, help=COMMANDS[name], context_settings=_WIDE)(function)
+    single.command(name, cls=Command, help=COMMANDS[name], context_settings=_WIDE)(function)
     return typer.main.get_command(single)
 
 
@@ -159,6 +142,7 @@ def _flags(group: type) -> list[inspect.Parameter]:
             flag,
             help=field.metadata.get("help", ""),
             show_default=field.default not in (None, "", False),
+            rich_help_panel=OPTION_TITLES.get(group.__name__),
         )
         default = (
             field.default_factory()
@@ -179,7 +163,8 @@ def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
 
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
+    context_settings=_WIDE,
+    rich_markup_mode=None,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Find, move, tune and serve the multi-token-prediction heads of LLM checkpoints.",
@@ -226,7 +211,12 @@ def main() -> None:
     if "--hide-paths" in given:
         os.environ[HIDE_PATHS] = "1"
     try:
-        app()
+        code = app(prog_name="headstart", standalone_mode=False)
+    except UsageError as error:
+        if debug:
+            raise
+        say(_explained(error), file=sys.stderr)
+        sys.exit(2)
     except HeadstartError as error:
         if debug:
             raise
@@ -245,6 +235,13 @@ def main() -> None:
         sys.exit(130)
     finally:
         sys.excepthook = _show_traceback  # only now: typer has set its own
+    sys.exit(code)
+
+
+def _explained(error: Any) -> str:
+    """What is wrong with a command line; a group of commands alone shows its help."""
+    is_bare = type(error).__name__ == "NoArgsIsHelpError"
+    return str(error.format_message()) if is_bare else f"error: {misuse(error)}"
 
 
 def _as_typed(error: HeadstartError) -> str:

@@ -44,11 +44,9 @@ def counted_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 def _shown(
     title: str, total: int, columns: tuple[ProgressColumn, ...]
 ) -> Iterator[Callable[[int], None]]:
-    from rich.progress import Progress
+    from headstart.cli.look import bar_of
 
-    from headstart.report.terminal import Console
-
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar = bar_of(*columns)
     task = bar.add_task(title, total=total)
     started = time.monotonic()
     is_shown = False

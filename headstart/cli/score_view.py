@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
+from headstart.cli.look import console_of, table_of
 from headstart.heads.operation import counted
 from headstart.report.terminal import Console
 
@@ -15,14 +15,11 @@ _RULE_NAMES = {
     "greedy_drafts": "greedy drafts",
     "shared_noise": "match rule",
 }
-_PIPED_WIDTH = 140
 
 
 def show(document: dict[str, Any]) -> None:
     """Print what was done, then one set of tables for each draft vocabulary."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_PIPED_WIDTH, no_color=True)
+    console = console_of()
     console.print(escape(document["explanation"]), soft_wrap=True)
     for result in document["results"]:
         overall = result["overall"]
@@ -52,7 +49,7 @@ def _about_auto(result: dict[str, Any]) -> str:
 
 def _replayed(console: Console, result: dict[str, Any]) -> None:
     walked, rows = result["overall"]["walked"], result["overall"]["row_average"]
-    table = _table("K", "acceptance length, walked", "row average", "predicted speed-up")
+    table = table_of(["K", "acceptance length, walked", "row average", "predicted speed-up"])
     for speed in result["speed"]:
         k = speed["drafts"]
         table.add_row(
@@ -60,7 +57,9 @@ def _replayed(console: Console, result: dict[str, Any]) -> None:
             f"{rows['acceptance_length'][k]:.3f}", _speed_up(speed),
         )  # fmt: skip
     console.print(table)
-    table = _table("depth", "cumulative acceptance, walked", "conditional", "row average (cumul.)")
+    table = table_of(
+        ["depth", "cumulative acceptance, walked", "conditional", "row average (cumul.)"]
+    )
     rates, spread = walked["cumulative_acceptance"], walked["cumulative_acceptance_interval"]
     for depth, conditional in enumerate(walked["conditional_acceptance"]):
         table.add_row(
@@ -73,7 +72,7 @@ def _replayed(console: Console, result: dict[str, Any]) -> None:
 def _by_formula(console: Console, result: dict[str, Any], own: str) -> None:
     formulas = {n: each["row_average"] for n, each in result["overall"]["formula"].items()}
     names = [f"{_RULE_NAMES[name]}{' *' if name == own else ''}" for name in formulas]
-    table = _table("K", *(f"length, {name}" for name in names), "predicted speed-up *")
+    table = table_of(["K", *(f"length, {name}" for name in names), "predicted speed-up *"])
     for speed in result["speed"]:
         k = speed["drafts"]
         lengths = [
@@ -83,7 +82,7 @@ def _by_formula(console: Console, result: dict[str, Any], own: str) -> None:
         table.add_row(str(k), *lengths, _speed_up(speed))
     console.print("row averages, by formula", style="dim")
     console.print(table)
-    table = _table("depth", *(f"conditional, {name}" for name in names))
+    table = table_of(["depth", *(f"conditional, {name}" for name in names)])
     for depth in range(len(formulas[own]["conditional_acceptance"])):
         rates = [f"{each['conditional_acceptance'][depth]:.3f}" for each in formulas.values()]
         table.add_row(str(depth + 1), *rates)
@@ -94,9 +93,11 @@ def _categories(console: Console, result: dict[str, Any], formula: str | None) -
     if not result["by_category"]:
         return
     best = result["best_drafts"] or 1
-    table = _table(
-        "category", "answers", f"acceptance length at K = {best}", "cumulative by depth",
-        "speed-up", "best K, speed-up", "auto",
+    table = table_of(
+        [
+            "category", "answers", f"acceptance length at K = {best}", "cumulative by depth",
+            "speed-up", "best K, speed-up", "auto",
+        ]
     )  # fmt: skip
     for name, part in result["by_category"].items():
         found = part["walked"] if formula is None else part["formula"][formula]["row_average"]
@@ -110,13 +111,6 @@ def _categories(console: Console, result: dict[str, Any], formula: str | None) -
             "" if auto is None else f"{auto:.2f}",
         )  # fmt: skip
     console.print(table)
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    return table
 
 
 def _speed_up(speed: dict[str, Any]) -> str:

@@ -64,15 +64,15 @@ class CommandWatch(Watch):
     def started(self, step: int, num_steps: int) -> None:
         if not sys.stderr.isatty():
             return
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-        from headstart.report.terminal import Console
+        from headstart.cli.look import bar_of
 
         columns = (
             TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn(),
             TextColumn("{task.description}"),
         )  # fmt: skip
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._bar = bar_of(*columns)
         self._task = self._bar.add_task("", total=num_steps, completed=step)
         self._bar.start()
 

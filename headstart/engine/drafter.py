@@ -110,7 +110,10 @@ class Drafter:
         progress = HeadProgress.start(self._num_modules, states.pending)
         progress.states[0] = states.pending
         for module in range(self._num_modules):
-            if module and done > module:  # a text that has reached the module's first slot
+            if self._backend.is_parallel:  # trunk states before the pending ones, oldest first
+                before = states.carried[: min(module, done - 1)].flip(0)
+                progress.states[module] = torch.cat([before, states.pending])
+            elif module and done > module:  # a text that has reached the module's first slot
                 progress.states[module] = states.carried[module - 1 : module].clone()
             progress.done[module] = max(done, module + 1)
         self._progress[request.id] = progress
@@ -118,10 +121,14 @@ class Drafter:
     def newest_states(self, request: Request) -> torch.Tensor:
         """[modules, hidden] what the newest token will be fused with, when all is caught up.
 
-        Zeros for modules whose first slot is not reached.
+        Of a parallel head the trunk's last states, the newest first. Zeros for modules whose first
+        slot is not reached.
         """
         states = self._progress[request.id].states
         blank = states[0].new_zeros(states[0].shape[-1])
+        if self._backend.is_parallel:
+            known = [*states[-1].flip(0), *[blank] * self._num_modules]
+            return torch.stack(known[: self._num_modules])
         return torch.stack([own[-1] if len(own) else blank for own in states])
 
     def forget(self, request: Request) -> None:

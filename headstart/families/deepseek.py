@@ -92,7 +92,5 @@ V32 = Family(
         "llamacpp": "b10237 the attention of the head is run dense",
     },
     is_complete=True,
-    runtime=Runtime(
-        defaults={**_DEFAULTS, "max_position_embeddings": 163840}, has_gpu_kernels=False
-    ),
+    runtime=Runtime(defaults={**_DEFAULTS, "max_position_embeddings": 163840}),
 )

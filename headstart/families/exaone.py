@@ -129,7 +129,6 @@ MOE = Family(
         normalise=_normalised,
         refused={"attention_bias": "the engine computes EXAONE without, as its releases are."},
         parameters=parameters("mlp.router.correction   mlp.e_score_correction_bias"),
-        has_gpu_kernels=False,
     ),
     lacks="windows of several sizes, and limits of inner products (K-EXAONE-2.0)",
     notes=(

@@ -163,9 +163,7 @@ GLM_MOE_DSA = Family(
         ),
     ),
     is_complete=True,
-    runtime=Runtime(
-        defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False
-    ),
+    runtime=Runtime(defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}),
     notes=("a community sidecar uses model_type glm_moe_dsa_mtp",),
 )
 

@@ -107,7 +107,6 @@ FAMILY = Family(
         defaults={"use_qk_norm": True, "head_dim": 128, "sliding_window": 1024},
         normalise=_normalised,
         output_bias=True,
-        has_gpu_kernels=False,
     ),
     notes=(
         "one module at most; its attention is of mtp_layer_types, sliding where that is not given",

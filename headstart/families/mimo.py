@@ -189,7 +189,6 @@ V2 = Family(
         partial_rotary=True,
         parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
         qkv_ranks="num_key_value_heads",
-        has_gpu_kernels=False,
     ),
     lacks="the names of what V2.5-Omni (mimo_v2_omni) holds beside its text part",
     notes=(

@@ -160,7 +160,6 @@ FAMILY = Family(
             mlp.shared.gate_up.weight    share_expert.{gate,up}_proj.weight
             mlp.shared.down.weight       share_expert.down_proj.weight
         """),
-        has_gpu_kernels=False,
     ),
     cautions=(
         Caution(

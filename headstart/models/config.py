@@ -99,17 +99,29 @@ class ModelConfig:
         """Layers that keep a state instead of keys and values."""
         return sum(kind.is_recurrent for kind in self.layers)
 
-    def kept(self, kind: LayerKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
+    def kept(
+        self, kind: LayerKind, *, index_apart: bool = False
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of what a layer keeps of a token: K and V, or one entry and nothing.
+
+        `index_apart`: with an indexer's key in V's place, where it else ends the entry.
+        """
         if kind.mixer == "latent":
             assert self.mla is not None
             index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
-            return (self.mla.entry + index,), (0,)
+            entry = self.mla.entry
+            return ((entry,), (index,)) if index_apart else ((entry + index,), (0,))
         shape = self.shape(kind)
         if kind.mixer == "indexed":
             assert self.index is not None
             return (shape.kv_heads * (shape.dim + shape.v_dim) + self.index.kept,), (0,)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
+
+    @property
+    def attended(self) -> int:
+        """Numbers that heads together give for a row, in the layer where they give most."""
+        shapes = [self.shape(kind) for kind in self.layers if kind.attends]
+        return max((shape.heads * shape.v_dim for shape in shapes), default=0)
 
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; one that does not attend none."""

@@ -81,6 +81,11 @@ class LatentAttention(nn.Module):
         leader._num_followers += 1
         self._place = leader._num_followers
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether rows see a choice of entries, by its own indexer or an earlier layer's."""
+        return self.indexer is not None or bool(self._leader)
+
     def _choose(self, index: IndexRows | None, seen: list[Seen]) -> list[tuple[Seen, Chosen]]:
         """With each text's rows which entries they may see; None for all."""
         if self.indexer is not None and index is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,17 @@ class Page:
         """Names with their values, one per line; give a str where digits are not to be grouped."""
         pairs = [joined(tag("dt", name), tag("dd", shown(facts[name]))) for name in facts]
         self._parts.append(tag("dl", *pairs))
+
+    def figures(self, figures: Mapping[str, str]) -> None:
+        """A few numbers that say it all, large, each with its name."""
+        items = [tag("li", tag("b", value), tag("span", name)) for name, value in figures.items()]
+        self._parts.append(tag("ul", *items, class_="figures"))
+
+    def tinted(self, pieces: Iterable[tuple[str, str]]) -> None:
+        """Text in pieces, each with the origin of its token."""
+        spans = [tag("span", text, class_=f"origin {origin}", title=origin)
+                 for text, origin in pieces]  # fmt: skip
+        self._parts.append(tag("p", *spans, class_="tinted"))
 
     def table(
         self, columns: Sequence[str], rows: Sequence[Sequence[object]], note: str = ""

@@ -12,6 +12,13 @@ LIGHT = {"ground": "#ffffff", "text": "#1b1f24", "quiet": "#57606a", "rule": "#d
 DARK = {"ground": "#14171b", "text": "#e6e9ec", "quiet": "#a2abb5", "rule": "#363c44"}
 LIGHT_SERIES = ("#0a81d1", "#d85d0c", "#09463d", "#b86e95", "#593700", "#1e0939")
 DARK_SERIES = ("#4bacff", "#fc5a43", "#d6ffcd", "#f09dc6", "#eee647", "#0d7367")
+# Grounds of tokens by origin, as on the server's page: name -> light, dark.
+ORIGINS = {
+    "accepted": ("#d6ebfb", "#12385a"),
+    "copied": ("#eadffb", "#3b2a5c"),
+    "recovered": ("#fde3d1", "#57300f"),
+    "bonus": ("#eceef1", "#2a2f36"),
+}
 
 _RULES = """
 * { box-sizing: border-box; }
@@ -57,6 +64,15 @@ figure ul { display: flex; flex-wrap: wrap; gap: .125rem 1.25rem; list-style: no
 .filled { fill: currentColor; }
 .hatch { stroke: var(--ground); stroke-width: 2; }
 .dot { fill: var(--ground); }
+.figures { display: flex; flex-wrap: wrap; gap: .75rem 2.5rem; margin: 1.25rem 0; padding: 0;
+  list-style: none; }
+.figures b { display: block; font-size: 1.75rem; line-height: 1.2; font-weight: 600;
+  font-variant-numeric: tabular-nums; }
+.figures span { color: var(--quiet); font-size: .875rem; }
+.tinted { white-space: pre-wrap; }
+.origin { border-radius: 2px; }
+.origin + .origin { margin-left: 1px; }
+.recovered { text-decoration: underline dotted; text-underline-offset: 3px; }
 details { margin: .375rem 0; }
 summary { cursor: pointer; color: var(--quiet); font-size: .875rem; }
 pre { overflow: auto; max-height: 28rem; padding: .75rem; border: 1px solid var(--rule);
@@ -82,11 +98,13 @@ def stylesheet() -> str:
     classes = "".join(
         f".series-{i} {{ color: var(--series-{i}); }}\n" for i in range(len(LIGHT_SERIES))
     )
+    classes += "".join(f".{name} {{ background: var(--{name}); }}\n" for name in ORIGINS)
+    light, dark = ({name: pair[at] for name, pair in ORIGINS.items()} for at in (0, 1))
     # Paper is always light: the dark colours are for screens alone.
     return (
-        f":root {{ color-scheme: light dark; {_variables(LIGHT, LIGHT_SERIES)} }}\n"
+        f":root {{ color-scheme: light dark; {_variables({**LIGHT, **light}, LIGHT_SERIES)} }}\n"
         "@media screen and (prefers-color-scheme: dark) "
-        f"{{ :root {{ {_variables(DARK, DARK_SERIES)} }} }}\n{classes}{_RULES}"
+        f"{{ :root {{ {_variables({**DARK, **dark}, DARK_SERIES)} }} }}\n{classes}{_RULES}"
     )
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from starlette.responses import Response
 
 _FOLDER = Path(__file__).parent / "page"
-_SCRIPTS = ("stream.js", "charts.js", "main.js")  # in this order; `export` is for reading only
+# In this order; `export` is for reading only.
+_SCRIPTS = ("stream.js", "charts.js", "markdown.js", "answer.js", "measures.js", "main.js")
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exact_check.sizes import Sizes
+from headstart.backends.cuda.attending import EVERYTHING
 from headstart.backends.cuda.exact import ExactKernels, filled
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.rows import add_norm, place_qkv
@@ -107,7 +108,7 @@ class Rig:
 
         def run(rows: Tensor) -> Tensor:
             attend = self.kernels.by_row(tables[rows], slots[rows], PAGE)
-            return attend(filled(q[rows]), cache)[: len(rows)]
+            return attend(filled(q[rows]), cache, EVERYTHING)[: len(rows)]
 
         return run
 

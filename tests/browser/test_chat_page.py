@@ -17,7 +17,7 @@ def test_tokens_stream_in_and_are_tinted_by_origin(open_page: OpenPage) -> None:
         if (!document.getElementById('stop').hidden && seen.at(-1) !== tokens) seen.push(tokens);
         }).observe(document.getElementById('log'), {childList: true, subtree: true}); }"""
     )
-    ask(page)
+    ask(page, tokens=300)  # a small model is quick, and what comes within a frame is drawn at once
     assert page.evaluate("seen.length") > 5, "tokens came all at once"
     colours = {
         origin: page.evaluate(
@@ -87,6 +87,48 @@ def test_a_conversation_goes_on(open_page: OpenPage) -> None:
     assert page.locator(".said").count() == 0
 
 
+def test_a_system_prompt_comes_first_and_is_no_part_of_the_conversation(
+    open_page: OpenPage,
+) -> None:
+    page = open_page()
+    page.click("#system summary")
+    page.fill("#system-text", "You are a river.")
+    with page.expect_request("**/v1/chat/completions") as caught:
+        ask(page, tokens=8)
+    assert caught.value.post_data_json["messages"] == [
+        {"role": "system", "content": "You are a river."}, {"role": "user", "content": QUESTION},
+    ]  # fmt: skip
+    page.fill("#system-text", "")
+    with page.expect_request("**/v1/chat/completions") as caught:
+        ask(page, "And then?", tokens=8)
+    roles = [message["role"] for message in caught.value.post_data_json["messages"]]
+    assert roles == ["user", "assistant", "user"]
+
+
+def test_a_comparison_asks_twice_with_one_seed_and_shows_both(open_page: OpenPage) -> None:
+    page, asked = open_page(), []
+    page.on("request", lambda r: asked.append(r.post_data_json) if "chat/comp" in r.url else None)
+    page.check("#compare")
+    page.select_option("#drafts", "3")
+    page.fill("#max-tokens", "40")
+    page.fill("#temperature", "0.6")
+    page.fill("#text", QUESTION)
+    page.press("#text", "Enter")
+    page.locator(".verdict", has_text="the same text").wait_for()
+    assert [body["headstart"]["speculate"] for body in asked] == ["off", 3]
+    assert asked[0]["seed"] == asked[1]["seed"]
+    columns = last_answer(page).locator(".column")
+    assert columns.locator("h3").all_inner_texts() == ["without MTP", "with MTP, K = 3"]
+    assert columns.nth(0).locator(".accepted").count() == 0
+    assert columns.nth(1).locator(".accepted").count() > 0
+    left, right = (columns.nth(at).bounding_box() for at in (0, 1))
+    assert left["y"] == right["y"] and right["x"] >= left["x"] + left["width"]
+    # The conversation goes on with one of them.
+    page.uncheck("#compare")
+    ask(page, "And then?", tokens=8)
+    assert [message["role"] for message in asked[2]["messages"]] == ["user", "assistant", "user"]
+
+
 def test_everything_works_by_keyboard(open_page: OpenPage) -> None:
     page = open_page()
     assert page.evaluate("document.activeElement.id") == "text"
@@ -95,10 +137,10 @@ def test_everything_works_by_keyboard(open_page: OpenPage) -> None:
     page.keyboard.type("two")
     assert page.input_value("#text") == "one\ntwo" and page.locator(".said").count() == 0
     order = []
-    for _ in range(6):
+    for _ in range(7):
         page.keyboard.press("Tab")
         order.append(page.evaluate("document.activeElement.id"))
-    assert order == ["send", "mtp", "drafts", "max-tokens", "temperature", "seed"]
+    assert order == ["send", "mtp", "drafts", "max-tokens", "temperature", "seed", "compare"]
     page.focus("#mtp")
     page.keyboard.press("Space")
     assert not page.is_checked("#mtp")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import httpx
 import pytest
-from support.page_runs import KEY, QUESTION, OpenPage, greeted, last_answer
+from support.page_runs import KEY, QUESTION, OpenPage, greeted, last_answer, part, scripted
 from support.server_runs import Server
 
 
@@ -29,25 +28,6 @@ def test_errors_are_shown_and_the_question_can_be_asked_again(open_page: OpenPag
     assert page.is_hidden("#problem")
 
 
-def scripted(page: Any, *events: Any, is_whole: bool = True) -> None:
-    """Answer the next question with these events instead of the server's."""
-    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-    text = "".join(lines) + ("data: [DONE]\n\n" if is_whole else "")
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(body=text, content_type="text/event-stream"),
-    )
-
-
-def part(delta: dict[str, str], *tokens: tuple[str, str]) -> dict[str, Any]:
-    """A chunk with text and, of its step, (token text, origin)."""
-    choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
-    if tokens:
-        texts, origins = zip(*tokens, strict=True)
-        choice["headstart"] = {"origins": origins, "token_texts": texts}
-    return {"choices": [choice]}
-
-
 def test_text_that_comes_later_than_its_tokens_keeps_their_tints(open_page: OpenPage) -> None:
     """Markers of reasoning are left out, and what may begin one is held back for a while."""
     page = open_page()
@@ -65,7 +45,7 @@ def test_text_that_comes_later_than_its_tokens_keeps_their_tints(open_page: Open
     page.locator(".said.assistant .end").wait_for()
     shown = page.evaluate(
         """() => [...document.querySelectorAll('.said.assistant span')]
-        .map(e => [e.parentElement.className, e.textContent, e.title])"""
+        .map(e => [e.closest('details, .text').className, e.textContent, e.title])"""
     )
     assert shown == [
         ["", "Well", "bonus"], ["text", "Ye", "accepted"], ["text", "s", "accepted"],

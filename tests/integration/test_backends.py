@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.head_edits import graft
-from support.kernel_sizes import LATENT
+from support.kernel_sizes import LATENT, SPARSE, WINDOWS
 from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 from torch import Tensor
@@ -34,8 +34,9 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 # What each backend runs today: it may learn more, and must not forget any.
 CLAIMS = {
     "cuda": {
-        "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "llama", "mimo", "qwen2",
-        "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
+        "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+        "glm_moe_dsa", "llama", "mellum", "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5",
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "step3p5",
     },
     "numba": {"llama", "mimo", "qwen2"},
     "torch": {
@@ -84,8 +85,10 @@ _HYBRID = {
 _EXPERTS = {**SIZES, "moe_intermediate_size": 32}
 OWN_SIZES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "mimo", "qwen2", "qwen3"), SIZES),
+    **WINDOWS,
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    **SPARSE,
     "glm4_moe": {**_EXPERTS, "first_k_dense_replace": 0},
     "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 0, "moe_layer_end_index": 0},
     **dict.fromkeys(

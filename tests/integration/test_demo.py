@@ -95,6 +95,7 @@ def test_the_command_ends_with_the_mean_speed_up(
     assert "Traceback" not in said.err
     page = (out / "report.html").read_text()
     assert "mean speed-up" in page and "data-demo" in page
+    assert 'class="origin bonus"' in page, "tokens are tinted by origin"
     command.run(out=out, weights="as-dtype", max_tokens=8, threads=1, json_output=True)
     again = capsys.readouterr()
     document = json.loads(again.out)

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
+from support.interpreted_bf16 import repair_bf16
 from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
 from support.kernel_runs import few_programs, start
-from support.kernel_sizes import LATENT
+from support.kernel_sizes import LATENT, SPARSE
 
-from headstart.backends.options import BackendOptions
-from headstart.backends.select import select
-from headstart.errors import ConfigError
+from headstart.backends.cuda import exact
+from headstart.engine.engine import Engine
 from headstart.models.mla import LatentAttention
 from headstart.sampling.params import SamplingParams
 
@@ -37,17 +37,26 @@ SETTINGS = [
 ]
 
 
-def model(tiny: Tiny) -> Path:
-    return tiny("deepseek_v3", rate=0.9, seed=2, dtype="F32", **SIZES)
+def model(tiny: Tiny, family: str = "deepseek_v3") -> Path:
+    seed = 5 if family == "deepseek_v32" else 2  # with which some drafts are accepted
+    return tiny(family, rate=0.9, seed=seed, dtype="F32", **SPARSE.get(family, SIZES))
+
+
+# With an indexer rows see three entries, far fewer than the first prompt has.
+LONG = [
+    *(("deepseek_v3", *sizes) for sizes in [(3, 18), (0, 512), (1, 18), (3, 512)]),
+    *((family, *sizes) for family in SPARSE for sizes in [(0, 512), (3, 18), (2, 512)]),
+]
 
 
 @pytest.mark.parametrize(
-    ("drafts", "batch"), unless_long([(3, 18)], [(3, 18), (0, 512), (1, 18), (3, 512)])
+    ("family", "drafts", "batch"),
+    unless_long([("deepseek_v3", 3, 18), ("glm_moe_dsa", 2, 512)], LONG),
 )
 def test_texts_and_acceptance_are_those_of_the_plain_engine(
-    drafts: int, batch: int, tiny: Tiny
+    family: str, drafts: int, batch: int, tiny: Tiny
 ) -> None:
-    folder = model(tiny)
+    folder = model(tiny, family)
     fused, plain = (
         start(folder, kernels, speculate=drafts, max_batched_tokens=batch)
         for kernels in ("on", "off")
@@ -72,8 +81,28 @@ def test_a_request_that_stays_with_the_host_gets_its_plain_text(tiny: Tiny) -> N
     assert isinstance(block.attention, LatentAttention) and block.attention.compress.int8
 
 
-def test_exact_is_refused_on_a_gpu(tiny: Tiny) -> None:
-    on_gpu = replace(start(model(tiny), "off").model, device=torch.device("cuda"))
-    with pytest.raises(ConfigError, match=r"latent attention, whose kernels are inexact\. Leave"):
-        select(on_gpu, BackendOptions(exact=True))
-    assert select(on_gpu, BackendOptions()).name == "cuda"
+@pytest.mark.parametrize("family", unless_long([], ["deepseek_v3", *SPARSE]))
+def test_exact_texts_depend_on_nothing_but_the_request(
+    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once without drafts; with drafts, prompts in chunks, and memory that runs out."""
+    if not torch.cuda.is_available():
+        repair_bf16(monkeypatch)
+        monkeypatch.setattr(exact, "TILE", 4)  # fewer rows to fill up, or it would take a minute
+    layers = {} if family == "glm_moe_dsa" else {"num_hidden_layers": 1}
+    sizes = {**SPARSE.get(family, SIZES), **layers, "max_position_embeddings": 64}
+    folder = tiny(family, rate=0.9, seed=2, dtype="F32", **sizes)
+    each = [replace(SETTINGS[0], logprobs=2), replace(SETTINGS[1], top_k=9)]
+    prompts = [PROMPTS[0][:5], PROMPTS[1]]
+    memory = 5 * start(folder, "off", speculate=3).backend.block_bytes(4) // 2  # bf16 takes half
+    found = []
+    for options in (
+        {"speculate": 0}, {"speculate": 3, "max_batched_tokens": 4, "kv_bytes": memory},
+    ):  # fmt: skip
+        own = {"block_size": 4, "kv_bytes": 1 << 20, "max_running_requests": 2, **options}
+        engine = Engine(folder, dtype="bfloat16", kernels="on", exact=True, **own)
+        outputs = [result.outputs[0] for result in engine.generate(prompts, each)]
+        told = [(one.logprob, one.top) for one in outputs[0].logprobs or ()]
+        found.append(([output.token_ids for output in outputs], told))
+    assert found[0] == found[1] and len(found[0][1]) == 4
+    assert engine.stats.acceptance.drafted[0] > 0

@@ -12,7 +12,8 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from support.kernel_runs import SIZES
+from support.kernel_runs import SIZES, few_programs
+from support.kernel_sizes import WINDOWS
 
 from headstart.backends.cuda import graphs
 from headstart.backends.cuda.decode_batch import DecodeBatch
@@ -23,6 +24,7 @@ from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
+_few_programs = pytest.fixture(autouse=True)(few_programs)
 
 # One is shorter than the head has modules; two begin alike, for more than a block.
 PROMPTS = [[7], [3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 20, 21]]
@@ -33,12 +35,11 @@ EACH: list[dict[str, Any]] = [
 ]
 SETTINGS = [SamplingParams(max_tokens=4, ignore_eos=True, **own) for own in EACH]
 
-# Of 4 tokens: K and V of the trunk's layer and of three modules, and their states.
-BLOCK_BYTES = 4 * 2 * 16 * 4 * 4 + 3 * 64 * 4
 
-
-def model(tiny: Tiny, modules: int) -> Path:
-    return tiny("mimo", rate=0.9, seed=4, dtype="F32", num_nextn_predict_layers=modules, **SIZES)
+def model(tiny: Tiny, modules: int, family: str = "mimo") -> Path:
+    """Of MiMo several chained modules; of others as many as their tiny configs have."""
+    sizes = {**SIZES, "num_nextn_predict_layers": modules} if family == "mimo" else WINDOWS[family]
+    return tiny(family, rate=0.9, seed=4, dtype="F32", **sizes)
 
 
 def start(folder: Path, kernels: str, **settings: Any) -> Engine:
@@ -80,13 +81,20 @@ def watch_rounds(engine: Engine, patched: pytest.MonkeyPatch) -> Guesses:
     return found
 
 
+# MiMo-V2's modules all read the trunk's states, Step-3.5's what the one before made.
+LONG = [
+    *(("mimo", *sizes) for sizes in [(2, 3), (3, 1), (3, 2), (3, 3), (2, 4), (3, 5)]),
+    *((family, 3, drafts) for family in ("mimo_v2", "step3p5") for drafts in (1, 2, 3, 5)),
+]
+
+
 @pytest.mark.parametrize(
-    ("modules", "drafts"), unless_long([(2, 3)], [(2, 3), (3, 1), (3, 2), (3, 3), (2, 4), (3, 5)])
+    ("family", "modules", "drafts"), unless_long([("mimo", 2, 3), ("mimo_v2", 3, 3)], LONG)
 )
 def test_drafts_are_those_of_the_plain_engine(
-    modules: int, drafts: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+    family: str, modules: int, drafts: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = model(tiny, modules)
+    folder = model(tiny, modules, family)
     fused, plain = (start(folder, kernels, speculate=drafts) for kernels in ("on", "off"))
     assert fused.backend.name == "cuda" and fused.backend.num_modules == modules
     guesses, reference = watch_rounds(fused, monkeypatch), watch_plain(plain, monkeypatch)
@@ -103,13 +111,12 @@ def test_drafts_are_those_of_the_plain_engine(
     assert found[2].num_cached_tokens > 0 and fused.stats.slow_rounds == {}
 
 
-def test_a_request_that_leaves_the_rounds_takes_all_modules_along(tiny: Tiny) -> None:
+@pytest.mark.parametrize("family", ["mimo", "mimo_v2"])
+def test_a_request_that_leaves_the_rounds_takes_all_modules_along(family: str, tiny: Tiny) -> None:
     """Memory is short, so that requests go on with the host, and are preempted."""
-    folder = model(tiny, 3)
-    fused, plain = (
-        start(folder, kernels, speculate=2, kv_bytes=bytes_of)
-        for kernels, bytes_of in (("on", 12 * BLOCK_BYTES), ("off", 1 << 18))
-    )
+    folder = model(tiny, 3, family)
+    plain = start(folder, "off", speculate=2)
+    fused = start(folder, "on", speculate=2, kv_bytes=12 * plain.backend.block_bytes(4))
     asked = [*SETTINGS[:2], SETTINGS[0]]
     found, wanted = (engine.generate(PROMPTS, asked) for engine in (fused, plain))
     assert ids_of(found) == ids_of(wanted)

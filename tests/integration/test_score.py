@@ -409,7 +409,7 @@ def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path
     assert result.returncode == 0, result.stderr
     assert "exact replay of the engine's noise at temperature 0.6" in result.stdout
     assert "acceptance length, walked" in result.stdout and "best K: " in result.stdout
-    rows = re.findall(r"^ +3 .* \d\.\d\d \(\d\.\d\d to \d\.\d\d\) *$", result.stdout, re.MULTILINE)
+    rows = re.findall(r"^3 .* \d\.\d\d \(\d\.\d\d to \d\.\d\d\) *$", result.stdout, re.MULTILINE)
     assert len(rows) == 1, "predicted speed-ups have an interval"
     assert result.stdout.isascii()
 

@@ -46,5 +46,24 @@ def endless(page: Any) -> None:
     page.route("**/v1/chat/completions", longer)
 
 
+def scripted(page: Any, *events: Any, is_whole: bool = True) -> None:
+    """Answer questions with these events instead of the server's."""
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    text = "".join(lines) + ("data: [DONE]\n\n" if is_whole else "")
+    page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=text, content_type="text/event-stream"),
+    )
+
+
+def part(delta: dict[str, str], *tokens: tuple[str, str]) -> dict[str, Any]:
+    """A chunk with text and, of its step, (token text, origin)."""
+    choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+    if tokens:
+        texts, origins = zip(*tokens, strict=True)
+        choice["headstart"] = {"origins": origins, "token_texts": texts}
+    return {"choices": [choice]}
+
+
 def numbers(page: Any) -> dict[str, str]:
     return {name: page.inner_text(f"#{name}") for name in ("speed", "length", "chosen")}

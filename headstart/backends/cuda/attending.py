@@ -6,6 +6,7 @@ What is the same for all layers of a pass is found once, when the pass begins.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -22,7 +23,25 @@ from headstart.models.attention import LayerCache
 LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once
 GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
 
-Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
+
+@dataclass(frozen=True)
+class Sight:
+    """What the rows of a layer see: so many tokens, themselves included, or all (None).
+
+    sinks [H]: a further score of each head, with nothing behind it.
+    """
+
+    window: int | None = None
+    sinks: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows see all tokens and nothing else."""
+        return self.window is None and self.sinks is None
+
+
+EVERYTHING = Sight()
+Attend = Callable[[Tensor, LayerCache, Sight], Tensor]  # q [M, H, D] -> [M, H * V]
 
 
 def paged(
@@ -34,11 +53,12 @@ def paged(
     usual = usual_context(seen, cut)
     sharing = Sharing(tables, seen, rows, block_size, max_context)
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
         result = paged_attention(
             q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
             block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
-            usual=usual, shared=sharing.lengths(q, cache), sizes=cache.sizes,
+            usual=usual, shared=sharing.lengths(q, cache, sight), sizes=cache.sizes,
+            window=sight.window, sinks=sight.sinks,
         )  # fmt: skip
         return result.view(requests * rows, -1)
 
@@ -56,12 +76,13 @@ def packed(
         for tables, seen, rows in parts
     ]
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
         for (tables, seen, rows), cut, own, shared in zip(parts, cuts, usual, sharing, strict=True):
             result = paged_attention(
                 q, cache.k, cache.v, tables, seen, block_size=block_size,
                 max_context=max_context, cut=cut, packed=rows, usual=own,
-                shared=shared.lengths(q, cache), sizes=cache.sizes,
+                shared=shared.lengths(q, cache, sight), sizes=cache.sizes, window=sight.window,
+                sinks=sight.sinks,
             )  # fmt: skip
         return result.flatten(1)
 
@@ -81,11 +102,12 @@ class Sharing:
         self._most = max_context
         self._found: dict[int, Tensor] = {}  # by neighbours
 
-    def lengths(self, q: Tensor, cache: LayerCache) -> Tensor | None:
+    def lengths(self, q: Tensor, cache: LayerCache, sight: Sight) -> Tensor | None:
         """`shared_lengths`, or None where reading once would save nothing."""
         neighbours = neighbours_of(self._rows, q.shape[-2] // cache.k.shape[1])
         is_plain = self._rows > 0 and cache.sizes is None  # no rows of prompts, no 8-bit K/V
         is_plain = is_plain and self._most > shared_prefix.LEAST
+        is_plain = is_plain and sight.window is None and cache.k.shape == cache.v.shape
         if not is_plain or neighbours == 1 or len(self._seen) < LEAST_SHARING:
             return None
         if neighbours not in self._found:

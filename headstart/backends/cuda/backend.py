@@ -34,6 +34,7 @@ from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.recurrent_prompts import plain_recur, prompt_recur, why_plain
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
+from headstart.backends.cuda.sparse_prompts import index_bytes
 from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
@@ -82,7 +83,7 @@ class CudaBackend(Backend):
 
     def _choose_library(self) -> None:
         config = self.config
-        if config.mla is None:
+        if config.mla is None and config.v_dim == config.head_dim:
             self._library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
             )
@@ -100,7 +101,7 @@ class CudaBackend(Backend):
 
     def _allocate(self, sizes: CacheSizes) -> None:
         kv: Literal["plain", "fp8"] = "fp8" if self._has_fp8_kv else "plain"
-        self.memory = PagedMemory.allocate(self.model, sizes, kv)
+        self.memory = PagedMemory.allocate(self.model, sizes, kv, index_apart=True)
 
     @property
     def _has_fp8_kv(self) -> bool:
@@ -125,6 +126,9 @@ class CudaBackend(Backend):
         for module in (self.trunk, self.head):
             if module is not None:  # of a pass by itself, and of one that is captured
                 copies += 2 * copied_bytes(module, self.dtype)
+        if self.config.mla is not None and self.config.mla.index is not None:
+            top_k = self.config.mla.index.top_k
+            context += index_bytes(self.model.max_len, sizes.max_rows, top_k)
         passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
         return passes + captured_bytes(self.model, sizes, joins=self.joins_prompts)
 
@@ -174,7 +178,8 @@ class CudaBackend(Backend):
 
     def _ragged_rows(self, spans: list[Span], positions: Tensor) -> Rows:
         if self.config.mla is not None:
-            return latent_rows(spans, positions)
+            index = self.config.mla.index
+            return latent_rows(spans, positions, None if index is None else index.top_k)
         return ragged_rows(spans, positions, self._library)
 
     def logits(self, normed: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from triton.runtime._async_compile import active_mode
 
 from headstart.backends.cuda.kernels.jit import compiling_only
 from headstart.backends.cuda.round_model import RoundModel
+from headstart.models.attention import LayerCache
 from headstart.models.config import LayerKind
 
 _THREADS = 8  # a compiler holds Python's lock for a part of its time only
@@ -40,9 +41,15 @@ def compiled_together() -> Iterator[None]:
 
 def thinned(model: RoundModel) -> RoundModel:
     """The model with one layer of each kind, which launches all kernels that the whole does."""
-    first: dict[LayerKind, nn.Module] = {}
-    for kind, layer in zip(model.trunk.config.layers, model.trunk.layers, strict=True):
-        first.setdefault(kind, layer)
+    config, caches = model.trunk.config, iter(model.caches)
+    first: dict[tuple[LayerKind, int | None], tuple[nn.Module, LayerCache | None]] = {}
+    whole = zip(config.layers, config.windows, model.trunk.layers, strict=True)
+    for kind, window, layer in whole:
+        first.setdefault((kind, window), (layer, next(caches) if kind.attends else None))
     trunk = copy(model.trunk)
-    trunk._modules = {**trunk._modules, "layers": nn.ModuleList(first.values())}
-    return replace(model, trunk=trunk)
+    kinds, windows = zip(*first, strict=True)
+    trunk.config = replace(config, num_layers=len(first), layers=kinds, windows=windows)
+    layers = nn.ModuleList(layer for layer, _ in first.values())
+    trunk._modules = {**trunk._modules, "layers": layers}
+    kept = [cache for _, cache in first.values() if cache is not None]
+    return replace(model, trunk=trunk, caches=kept)

@@ -89,7 +89,7 @@ class DecodeBatch:
         if packs:
             packed = PackedRows(
                 most_rows(sizes), max_blocks=max_blocks, hidden=config.hidden,
-                width=config.num_heads * config.head_dim, dtype=dtype, device=device,
+                width=config.attended, dtype=dtype, device=device,
             )  # fmt: skip
         return cls(
             sizes.max_requests, max_drafts=sizes.max_drafts,

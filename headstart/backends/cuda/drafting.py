@@ -2,12 +2,12 @@
 
 Every module reads the pending tokens of each request, which makes its K/V final there. Module j
 goes on with the j drafts that are known by then, which gives draft j + 1; beyond its last module a
-head goes on with that one on its own output. What rows of drafts write is temporary. No published
-family uses several chained modules here yet: Step-3.5 is refused for its sliding windows, and the
-modules of MiMo-V2 are parallel.
+head goes on with that one on its own output. What rows of drafts write is temporary.
 
 B requests, R pending rows at most, D width. Module j at slot i is fed with what module j - 1 gave
-at slot i - 1: for the first pending token that is what the batch carries from the round before.
+at slot i - 1 (Step-3.5), or was fed with there, where all are fed with the trunk's states (MiMo-V2:
+so with one that is a slot further back). For the first pending token that is what the batch carries
+from the round before.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:
         if module < shape.num_drafts:  # only the last row guesses
             ids[:, module + 1] = _guess(model, batch, shape, last, module + 1)
         if module + 1 < model.head.num_modules:
-            states = _feed_next(model, batch, shape, module, recycled)
+            is_parallel = model.head.layout.topology == "parallel"
+            given = states if is_parallel else recycled.view(count, -1, recycled.shape[-1])
+            states = _feed_next(model, batch, shape, module, given.contiguous())
     return newest
 
 
@@ -75,18 +77,18 @@ def _with_drafts(tokens: Tensor, pending: Tensor, drafts: Tensor) -> Tensor:
 
 
 def _feed_next(
-    model: RoundModel, batch: DecodeBatch, shape: DraftShape, module: int, recycled: Tensor
+    model: RoundModel, batch: DecodeBatch, shape: DraftShape, module: int, states: Tensor
 ) -> Tensor:
-    """States [B, ..., D] of the next module's rows; what a later round needs is kept."""
+    """States [B, ..., D] of the next module's rows, each a slot behind; those to come are kept."""
     count, pending = shape.count, batch.pending[: shape.count]
-    states, carried = recycled.view(count, -1, recycled.shape[-1]), batch.carried[:count, module]
+    carried, flat = batch.carried[:count, module], states.flatten(0, 1)
     rows = shape.head_rows + (module + 1 if module + 1 < shape.num_drafts else 0)
     fed = torch.cat([carried[:, None], states], dim=1)[:, :rows]
     keep_boundaries(
         states, model.boundary[:, module + 1], batch.lengths[:count], batch.left[:count], pending,
         batch.tables[:count], model.block_size,
     )  # fmt: skip
-    batch.carried[:count, module] = newest_rows(recycled, recycled, pending)[0]
+    batch.carried[:count, module] = newest_rows(flat, flat, pending)[0]
     return fed
 
 

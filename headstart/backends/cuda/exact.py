@@ -12,14 +12,20 @@ Only the trunk is exact: what the head drafts decides nothing.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headstart.backends.cuda.attending import Attend
+from headstart.backends.cuda.attending import Attend, Sight
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
+from headstart.backends.cuda.kernels.index_choice import Texts
+from headstart.backends.cuda.kernels.latent import tile_lines
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
+from headstart.backends.cuda.latent import LatentAttend, Queries, attend_latents, sees_at_most
+from headstart.backends.cuda.sparse import Choices
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear
@@ -45,6 +51,7 @@ class ExactKernels(Kernels):
         while size * _MOST_CUTS < self._max_context:
             size *= 2
         self._cut = Cut(tokens=size, step=64, warps=4, stages=2)
+        self._latent_cut = Cut(tokens=size, step=64, warps=8, stages=2)
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         shape = exact_shape(*layer.weight.shape)
@@ -76,10 +83,11 @@ class ExactKernels(Kernels):
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
         kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`rows.attend` is one of `by_row`, which gets the rows that fill up, too."""
+        """How rows attend is one of `by_row` and `latent_by_row`, which get filled up rows."""
         assert kept is None, "all rows go the same way"
         count = ids.shape[0]
-        whole = Rows(filled(rows.positions), filled(rows.kv_slots, -1), rows.attend)
+        positions, kv_slots = filled(rows.positions), filled(rows.kv_slots, -1)
+        whole = replace(rows, positions=positions, kv_slots=kv_slots)
         stream, normed = super().trunk(trunk, filled(ids), whole, caches)
         return stream[:count], normed[:count]
 
@@ -92,30 +100,75 @@ class ExactKernels(Kernels):
                 tables, seen, rows, block_size=block_size, max_context=max_context,
                 first_slot=first_slot,
             )  # fmt: skip
-        slots = seen[:, None] + torch.arange(rows, dtype=seen.dtype, device=seen.device)
-        slots = slots.masked_fill(seen[:, None] < 0, -1)
-        return self.by_row(tables.repeat_interleave(rows, 0), slots.flatten(), block_size)
+        return self.by_row(tables.repeat_interleave(rows, 0), _slots_of(seen, rows), block_size)
 
     def by_row(self, tables: Tensor, slots: Tensor, block_size: int) -> Attend:
         """Each row a request of its own: tables [M, blocks] int32, slots [M] int32, -1: none.
 
         The result takes q filled up to whole tiles.
         """
-        width = -tables.shape[1] % TILE  # a stride that is always a multiple compiles alike
-        all_tables = _parts(filled(pad(tables, (0, width))), TILE)
-        all_slots = _parts(filled(slots, -1), TILE)
+        all_tables, all_slots = _tiles_of(tables, slots)
 
-        def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
             parts = [
                 paged_attention(
                     part.unsqueeze(1), cache.k, cache.v, own, seen, block_size=block_size,
                     max_context=self._max_context, cut=self._cut, sizes=cache.sizes,
+                    window=sight.window, sinks=sight.sinks,
                 ).view(TILE, -1)
                 for part, own, seen in zip(_parts(q, TILE), all_tables, all_slots, strict=True)
             ]  # fmt: skip
             return _joined(parts, 0)
 
         return attend
+
+    def paged_latent(
+        self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
+        first_slot: int,
+    ) -> LatentAttend:  # fmt: skip
+        if first_slot > 0:  # the head's
+            return super().paged_latent(
+                tables, seen, rows, block_size=block_size, max_context=max_context,
+                first_slot=first_slot,
+            )  # fmt: skip
+        own = tables.repeat_interleave(rows, 0)
+        return self.latent_by_row(own, _slots_of(seen, rows), block_size)
+
+    def latent_by_row(self, tables: Tensor, slots: Tensor, block_size: int) -> LatentAttend:
+        """`by_row` over latents, of which an indexer may choose some."""
+        pairs = zip(*_tiles_of(tables, slots), strict=True)
+        parts = [
+            (Texts(own, seen, 1, block_size, self._max_context), Choices()) for own, seen in pairs
+        ]
+
+        def attend(queries: Queries, cache: LayerCache) -> Tensor:
+            attention, top_k = queries.attention, sees_at_most(queries.attention)
+            lines = tile_lines(attention.heads, cache.k.element_size())
+            cut = replace(self._latent_cut, lines=lines)
+            if cache.k.element_size() > 2:  # fewer numbers fit into shared memory
+                cut = replace(cut, step=16, stages=1)
+            results = []
+            for number, (texts, choices) in enumerate(parts):
+                at = torch.arange(number * TILE, (number + 1) * TILE, device=tables.device)
+                own = queries.of(at)
+                if top_k is not None and top_k < self._max_context:
+                    texts = choices.of(own.index, cache.v, texts, top_k, TILE)
+                results.append(attend_latents(own, cache, texts, cut))
+            return _joined(results, 0)
+
+        return attend
+
+
+def _slots_of(seen: Tensor, rows: int) -> Tensor:
+    """Of `rows` rows of each request, [B * R]; -1: none."""
+    slots = seen[:, None] + torch.arange(rows, dtype=seen.dtype, device=seen.device)
+    return slots.masked_fill(seen[:, None] < 0, -1).flatten()
+
+
+def _tiles_of(tables: Tensor, slots: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Both in whole tiles of rows."""
+    width = -tables.shape[1] % TILE  # a stride that is always a multiple compiles alike
+    return _parts(filled(pad(tables, (0, width))), TILE), _parts(filled(slots, -1), TILE)
 
 
 def exact_shape(outputs: int, inputs: int) -> Shape:

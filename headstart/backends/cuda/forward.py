@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.attending import Attend, packed, paged
+from headstart.backends.cuda.attending import Attend, Sight, packed, paged
 from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.int8 import Int8Rows
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
+from headstart.backends.cuda.kernels.gates import gate_heads, gate_rows
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
 from headstart.backends.cuda.kernels.int8 import gated_int8, partial_int8
 from headstart.backends.cuda.kernels.latent_rows import Turn
@@ -25,7 +26,6 @@ from headstart.backends.cuda.kernels.linear import gated_linear, partial_linear
 from headstart.backends.cuda.kernels.rows import (
     add_norm,
     begin_norm,
-    gate_rows,
     place_qkv,
     silu_product,
 )
@@ -152,13 +152,17 @@ class Kernels:
             ids, trunk.embed, layers[0].attention_norm.factor, trunk.config.eps
         )
         attending, num_recurrent = iter(caches), 0
-        for layer, norm, reader in zip(layers, norms, readers, strict=True):
+        config = trunk.config
+        whole = zip(layers, norms, readers, config.layers, config.windows, strict=True)
+        for layer, norm, reader, kind, window in whole:
             if isinstance(layer.attention, DeltaNet):
                 assert rows.recur is not None and isinstance(normed, Tensor)
                 mixed = rows.recur(layer.attention, num_recurrent, normed)
                 num_recurrent += 1
             else:
-                mixed = self._attend(layer, normed, rows, next(attending), trunk.rotary)
+                near = trunk.sliding_rotary if kind.mixer == "sliding" else None
+                rotary = near or trunk.rotary
+                mixed = self._attend(layer, normed, rows, next(attending), rotary, window)
             kv_slots = rows.kv_slots
             if kept is not None and layer is layers[-1]:
                 stream, mixed, kv_slots = stream[kept], mixed[:, kept], kv_slots[kept]
@@ -174,7 +178,8 @@ class Kernels:
         """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
         layout, block = module.layout, module.decoder
         stream, normed = self._enter_head(module, ids, states, rows, embed)
-        mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
+        own = module.rotary or rotary
+        mixed = self._attend(block, normed, rows, cache, own, module.window)
         partial = self._feed_after(block, stream, mixed, rows.kv_slots)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
@@ -209,7 +214,7 @@ class Kernels:
 
     def _attend(
         self, layer: DecoderLayer, normed: Tensor | Fp8Rows, rows: Rows, cache: LayerCache,
-        rotary: RotaryTable,
+        rotary: RotaryTable, window: int | None,
     ) -> Tensor:  # fmt: skip
         """Partial sums of a layer's attention."""
         attention = layer.attention
@@ -217,13 +222,17 @@ class Kernels:
             assert rows.latent is not None and isinstance(normed, Tensor)
             turn = _turn(rotary, rows)
             source = place_latents(self.product, attention, normed, turn, rows.kv_slots, cache)
-            queries = queries_of(self.product, attention, source, turn)
+            queries = queries_of(self.product, attention, normed, source, turn)
             return self.product(rows.latent(queries, cache), attention.o)
         assert isinstance(attention, Attention), "other mixers are refused"
         q, product = self._place(layer, normed, rows, cache, rotary)
-        seen = rows.attend(q, cache)
+        seen = rows.attend(q, cache, Sight(window, attention.sinks))
         if attention.is_gated:
             seen = gate_rows(seen, product, attention.dim)
+        if attention.head_gate is not None:
+            assert isinstance(normed, Tensor), "two matrices read it"
+            by_head = seen.view(len(seen), attention.heads, attention.v_dim)
+            gate_heads(by_head, self.product(normed, attention.head_gate))
         return self.product(seen, attention.o)
 
     def _place(
@@ -245,7 +254,7 @@ class Kernels:
             product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
             rows.positions, rows.kv_slots, cache.k, cache.v, attention.heads, each=self.heads_each,
             is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated, sizes=cache.sizes,
-            dtype=cache.dtype,
+            dtype=cache.dtype, v_scale=attention.v_scale,
         )  # fmt: skip
         return q, product
 
@@ -274,7 +283,10 @@ class Kernels:
 
 def _reader_of(layer: DecoderLayer) -> Linear | None:
     """The only matrix that reads the norm before a layer's mixer, or None."""
-    return layer.attention.qkv if isinstance(layer.attention, Attention) else None
+    attention = layer.attention
+    if not isinstance(attention, Attention) or attention.head_gate is not None:
+        return None
+    return attention.qkv
 
 
 def _turn(rotary: RotaryTable, rows: Rows) -> Turn:

@@ -1,7 +1,8 @@
 """x W^T of 8-bit floats by torch's library, where arithmetic takes the time.
 
-Scales of rows are taken by every version that has 8-bit floats; scales of 128 x 128 by some, with
-a layout of their own, which is tried once on each device before it is relied on.
+Scales of rows are taken by every version that has 8-bit floats; scales of 128 x 128 by versions
+from 2.10 on, with lines of a length that the older operator refuses for some matrices, which is
+tried once on each device before it is relied on.
 
 M rows, N outputs, K inputs.
 """
@@ -12,6 +13,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headstart.backends.cuda.kernels.eight_bits import GROUP, Fp8Rows, fp8_rows
 
@@ -33,12 +35,14 @@ def takes(rows: Fp8Rows, weight: Tensor, scales: Tensor, dtype: torch.dtype) -> 
 def library_fp8(rows: Fp8Rows, weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """[M, N] in `dtype`; `scales` [N], or of blocks as `library_scales` lays them out."""
     if rows.group:
-        given = rows.scales.t(), scales.t()
-    else:
-        given = rows.scales.view(-1, 1), scales.view(1, -1)
+        return functional.scaled_mm(
+            rows.values, weight.t(), rows.scales.t(), functional.ScalingType.BlockWise1x128,
+            scales.t(), functional.ScalingType.BlockWise128x128, output_dtype=dtype,
+        )  # fmt: skip
     return torch._scaled_mm(
-        rows.values, weight.t(), scale_a=given[0], scale_b=given[1], out_dtype=dtype
-    )
+        rows.values, weight.t(), scale_a=rows.scales.view(-1, 1), scale_b=scales.view(1, -1),
+        out_dtype=dtype,
+    )  # fmt: skip
 
 
 def library_scales(scales: Tensor) -> Tensor:
@@ -48,7 +52,7 @@ def library_scales(scales: Tensor) -> Tensor:
     lines, count = scales.shape
     room = scales.new_ones(lines, -(-count // _SCALES) * _SCALES)
     room[:, :count] = scales
-    return room[:, :count]
+    return room
 
 
 @cache
@@ -63,7 +67,7 @@ def takes_blocks(device: torch.device) -> bool:
     rows = fp8_rows(torch.randn(_WIDTH, shape[1], device=device, generator=draw))
     try:
         found = library_fp8(rows, values, library_scales(scales), torch.bfloat16).float()
-    except (RuntimeError, ValueError):  # a version, or a GPU, without them
+    except (AttributeError, RuntimeError, ValueError):  # a version, or a GPU, without them
         return False
     wide = scales.repeat_interleave(GROUP, 0).repeat_interleave(GROUP, 1)
     x = rows.values.float() * rows.scales.t().repeat_interleave(GROUP, 1)

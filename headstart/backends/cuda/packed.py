@@ -93,7 +93,7 @@ def best_rows(own: int, wanted: int, seconds: Mapping[int, float]) -> int:
 class PackedRows:
     """Room for a pass with `decode_rows` of a round and `MOST_JOINED_ROWS` others.
 
-    `width`: what attention gives for a row; `max_blocks`: of a request.
+    `width`: what attention gives for a row at most; `max_blocks`: of a request.
     """
 
     def __init__(
@@ -159,20 +159,17 @@ class PackedRows:
         ):  # fmt: skip
             target.copy_(pinned_to(torch.from_numpy(values), target.device))
 
-    def of_requests(self, rows: int, num_rows: int, heads: int) -> Packed:
+    def of_requests(self, rows: int, num_rows: int) -> Packed:
         """Of a pass of so many rows those of a round: `num_rows` of each request.
 
         They attend before those of prompts: what indices without a request make zero follows.
         """
-        return Packed(num_rows, self._result(rows, heads))
+        return Packed(num_rows, self.attended[:rows])
 
-    def of_groups(self, rows: int, groups: int, heads: int) -> Packed:
+    def of_groups(self, rows: int, groups: int) -> Packed:
         """Of a pass of so many rows those of prompts."""
-        result = self._result(rows, heads)
+        result = self.attended[:rows]
         return Packed(GROUP_ROWS, result, self.starts[:groups], self.counts[:groups])
-
-    def _result(self, rows: int, heads: int) -> Tensor:
-        return self.attended[:rows].view(rows, heads, -1)
 
 
 def starts_of(requests: Sequence[TrunkRows]) -> list[int]:

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from headstart.backends.cuda.attending import Sight
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.forward import Rows
 from headstart.backends.cuda.kernels.latent_prompts import prompt_latents
 from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
 from headstart.backends.cuda.latent import LatentAttend, Queries, paged_latent
 from headstart.backends.cuda.libraries import Library
+from headstart.backends.cuda.sparse_prompts import as_tensor, choosing
 from headstart.backends.rows import on_device
 from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Span
 from headstart.models.mla_config import MOST_UNFOLDED
-from headstart.models.row_invariant import Slots
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
@@ -51,16 +52,18 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
     firsts = {span.start for span in long}
     tiles = tiles_of_rows([0 if span.start in firsts else span.num_rows for span in spans])
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        ready = [] if library is None else library.run(long, q, cache)
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
+        is_usual = sight.is_plain and cache.k.shape == cache.v.shape
+        ready = [] if library is None or not is_usual else library.run(long, q, cache)
         if len(ready) == len(spans) == 1:
             return ready[0].flatten(1)
-        result = torch.empty_like(q)
+        v_dim = q.shape[2] if cache.sizes is not None else cache.v.shape[2]
+        result = q.new_empty(*q.shape[:2], v_dim)
         own = tiles if len(ready) == len(long) else tiles_of_rows(queries)
         if own.shape[0]:
             prompt_attention(
                 q, cache.k, cache.v, context, own, row_edges, context_edges, into=result,
-                sizes=cache.sizes,
+                sizes=cache.sizes, window=sight.window, sinks=sight.sinks,
             )  # fmt: skip
         for span, rows in zip(long, ready, strict=False):
             result[span.start : span.stop] = rows
@@ -73,7 +76,7 @@ def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """The same where keys and values are all that is wanted."""
     kv_slots = torch.cat([as_tensor(span.new, positions.device) for span in spans])
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
         raise AssertionError("rows that fill the cache do not attend")
 
     return Rows(positions, kv_slots.to(torch.int32), attend)
@@ -88,30 +91,30 @@ def exact_rows(
     blocks = [as_tensor(span.context, device)[::block_size] // block_size for span in spans]
     tables = pad_sequence(blocks, batch_first=True).to(torch.int32)
     owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
-    attend = kernels.by_row(
-        tables[on_device(owners, device)], positions.to(torch.int32), block_size
-    )
-    return Rows(positions, kv_slots.to(torch.int32), attend)
+    by_row = tables[on_device(owners, device)], positions.to(torch.int32), block_size
+    return Rows(
+        positions, kv_slots.to(torch.int32), kernels.by_row(*by_row),
+        latent=kernels.latent_by_row(*by_row),
+    )  # fmt: skip
 
 
-def as_tensor(slots: Slots, device: torch.device) -> Tensor:
-    if isinstance(slots, slice):
-        return torch.arange(slots.start, slots.stop, device=device)
-    return slots
-
-
-def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
-    """`ragged_rows` for latent attention."""
+def latent_rows(spans: Sequence[Span], positions: Tensor, top_k: int | None = None) -> Rows:
+    """`ragged_rows` for latent attention; top_k: entries that a row sees by an indexer's choice."""
     device = positions.device
     few = [span for span in spans if span.num_rows <= MAX_LONE_ROWS]
     many = [span for span in spans if span.num_rows > MAX_LONE_ROWS]
+    most = max(span.num_seen for span in spans) if top_k is None else top_k
+    whole = [span for span in many if span.num_seen <= most]
+    long = [span for span in many if span.num_seen > most]
     rows = filling_rows(spans, positions)
-    if not few or not many:
-        return replace(rows, latent=_unfolding(many, device) if many else _folded(few, device))
-    parts = [
-        (_rows_of(few, device), _folded(few, device)),
-        (_rows_of(many, device), _unfolding(many, device)),
+    attends = [
+        (few, _folded(few, device) if few else None),
+        (whole, _unfolding(whole, device) if whole else None),
+        (long, choosing(long, most, device) if long else None),
     ]
+    parts = [(_rows_of(own, device), part) for own, part in attends if part is not None]
+    if len(parts) == 1:
+        return replace(rows, latent=parts[0][1])
 
     def attend(queries: Queries, cache: LayerCache) -> Tensor:
         width = queries.attention.heads * queries.attention.config.v_dim

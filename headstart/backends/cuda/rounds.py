@@ -73,11 +73,11 @@ def _round_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tup
 
 def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
     """The same with rows of prompts behind those of the round, which may have none."""
-    packed, count, heads = batch.packed, shape.count, model.trunk.config.num_heads
+    packed, count = batch.packed, shape.count
     ids, positions, kv_slots = (
         tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
     )
-    groups = packed.of_groups(shape.rows, shape.groups, heads)
+    groups = packed.of_groups(shape.rows, shape.groups)
     parts = [(packed.tables[: shape.groups], packed.seen[: shape.groups], groups)]
     if count:
         # Indices without a request make so many rows zero, which may be more than the pass has.
@@ -87,7 +87,7 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
             batch.lengths[:count], batch.left[:count], batch.limits[:count], tables,
             model.block_size, drafted, ids, positions, kv_slots,
         )  # fmt: skip
-        own = packed.of_requests(shape.rows, shape.num_drafts + 1, heads)
+        own = packed.of_requests(shape.rows, shape.num_drafts + 1)
         parts.insert(0, (tables, seen, own))
     attend = model.kernels.packed(parts, block_size=model.block_size, max_context=model.max_context)
     return ids, Rows(positions, kv_slots, attend)

@@ -40,20 +40,19 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
     config, head = model.config, model.head
     if model.dtype == torch.float64:
         return "numbers are float64"
-    if model.dtype == torch.float32 and config.head_dim > _WIDEST_FP32:
-        return f"numbers are float32 and heads of size {config.head_dim}"
+    widest = max(config.head_dim, 0 if config.sliding is None else config.sliding.dim)
+    if model.dtype == torch.float32 and widest > _WIDEST_FP32:
+        return f"numbers are float32 and heads of size {widest}"
     if options.weights == "int8":
         return "weights are int8"
     if options.weights == "fp8" and not has_fp8(model.device):
         return "the GPU does not multiply 8-bit floats (compute capability 8.9 or more does)"
     if options.kv_dtype == "fp8" and not has_fp8(model.device):
         return "the GPU does not convert 8-bit floats (compute capability 8.9 or more does)"
-    if options.exact and config.mla is not None:
-        return f"{config.model_type} models have latent attention, whose kernels are inexact"
+    if options.kv_dtype == "fp8" and _has_windows(config):
+        return "the model has windows or values of another size, whose K/V are as they are"
     if options.exact and config.recurrent is not None:
         return f"{config.model_type} models have recurrent layers, whose kernels are inexact"
-    if head is not None and head.num_modules > 1 and head.layout.topology == "parallel":
-        return f"the head has {head.num_modules} modules, which all read the trunk's states"
     reasons = map(why_unsupported, [config, *([head.config] if head is not None else [])])
     return next((reason for reason in reasons if reason is not None), None)
 
@@ -62,10 +61,6 @@ def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
     if config.o_bias or config.mlp_bias:
         return "the model has biases after attention or in the MLP"
-    if any(window is not None for window in config.windows) or config.sliding is not None:
-        return "the model has sliding windows"
-    if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
-        return "the model's values have a size, a scale or a gate of their own"
     kinds = (*config.layers, config.head_layer)
     if config.streams is not None:
         return f"{config.model_type} models have several residual streams"
@@ -75,23 +70,32 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model has MLPs without gates, or layers that are a mixer or an MLP alone"
     if any(kind.norms == "after" for kind in kinds):
         return "the model norms what attention and MLPs give"
-    if config.rope.dim == 0:
-        return "the model's attention does not rotate"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if config.delta is not None and config.delta.by_channel:
         return f"channels of {config.model_type} models' memories fade each by itself"
     if config.mla is not None:
         return _why_no_latents(config.mla, config.model_type)
-    if config.head_dim % 2 or config.head_dim > 256:
-        return f"the model has heads of size {config.head_dim}"
+    for shape in {config.shape(kind) for kind in kinds if kind.attends}:
+        if shape.dim % 2 or shape.dim > _WIDEST_HEAD:
+            return f"the model has heads of size {shape.dim}"
+        if shape.v_dim > shape.dim:
+            return f"the model's values have {shape.v_dim} numbers and its keys {shape.dim}"
     return None
+
+
+def _has_windows(config: ModelConfig) -> bool:
+    """Whether some layer of trunk or head has a window, sinks, or values of another size."""
+    has_window = any(window is not None for window in config.windows)
+    return has_window or config.sliding is not None or config.v_dim != config.head_dim
 
 
 def _why_no_latents(config: MlaConfig, model_type: str) -> str | None:
     """What in latent attention the kernels cannot run, or None."""
-    if config.index is not None:
-        return f"{model_type} models choose what a row sees by an indexer"
+    if config.index is not None and config.index.pool is not None:
+        return f"{model_type} models choose pools of tokens by an indexer"
+    if config.is_gated or config.has_sinks or config.rope_dim == 0:
+        return f"{model_type} models have gates or sinks, or no positions, in latent attention"
     if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_ROTATED:
         return f"the model keeps latents of {config.kv_rank} + {config.rope_dim} numbers"
     widest = max(config.nope_dim, config.v_dim)

@@ -27,9 +27,12 @@ _CUTS = 8  # pieces that the contexts of many requests have at most (`attending.
 
 def _attention_bytes(model: LoadedModel, rows: int) -> int:
     """What pieces of a request's context leave until they are put together, in one layer."""
-    config = model.config
-    tile = tile_of(rows, config.num_heads // config.num_kv_heads)
-    return config.num_kv_heads * (_CUTS + PIECES) * tile * (config.head_dim + 1) * 4
+    shapes = [model.config.shape(kind) for kind in model.config.layers if kind.attends]
+    return max(
+        own.kv_heads * (_CUTS + PIECES) * tile_of(rows, own.heads // own.kv_heads)
+        * (own.v_dim + 1) * 4
+        for own in shapes
+    )  # fmt: skip
 
 
 def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> WorkingBytes:
@@ -44,6 +47,9 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
     scratch += _attention_bytes(model, rows)
+    if model.config.mla is not None and model.config.mla.index is not None:
+        context = batch.tables.shape[1] * sizes.block_size  # scores, and what was chosen
+        scratch += rows * (context + model.config.mla.index.top_k) * 4
     fixed = 0
     if joins:
         fixed = batch.packed.num_bytes + activation_bytes(model, MOST_JOINED_ROWS)

@@ -22,14 +22,22 @@ class PagedMemory:
 
     @classmethod
     def allocate(
-        cls, model: LoadedModel, sizes: CacheSizes, kv: Literal["plain", "rounded", "fp8"] = "plain"
+        cls,
+        model: LoadedModel,
+        sizes: CacheSizes,
+        kv: Literal["plain", "rounded", "fp8"] = "plain",
+        *,
+        index_apart: bool = False,
     ) -> PagedMemory:
-        """kv: in the model's own type, rounded to 8-bit floats, or held as those."""
+        """kv: in the model's own type, rounded to 8-bit floats, or held as those.
+
+        `index_apart`: keys of indexers beside the entries, not at their end.
+        """
         config, head, slots = model.config, model.head, sizes.num_blocks * sizes.block_size
         empty = empty_fp8_cache if kv == "fp8" else empty_cache
 
         def cache(of: ModelConfig, kind: LayerKind) -> LayerCache:
-            made = empty(of.kept(kind), slots, model.dtype, model.device)
+            made = empty(of.kept(kind, index_apart=index_apart), slots, model.dtype, model.device)
             return replace(made, rounds=kv == "rounded")
 
         return cls(

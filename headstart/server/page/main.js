@@ -1,11 +1,12 @@
 // The page itself: asks, shows what comes, and keeps the numbers up to date.
 
-const $ = (id) => document.getElementById(id);
 const CHART_MILLISECONDS = 150;
 const STATE_MILLISECONDS = 5000;
 const KEY = "headstart-api-key";
+const THEME = "headstart-theme";
 
 let messages = []; // the conversation as the server wants it
+let answers = []; // what is shown of it, to be drawn again
 let running = null; // the AbortController of the answer that is coming
 
 function headers() {
@@ -34,15 +35,23 @@ function speculate() {
   return value === "" || value === "auto" ? value : Number(value);
 }
 
-function question() {
-  const body = { model: "default", messages, stream: true, headstart: { origins: true, statistics: true } };
-  const drafts = speculate();
+function question(drafts, seed) {
+  const system = $("system-text").value.trim();
+  const asked = system ? [{ role: "system", content: system }, ...messages] : messages;
+  const body = { model: "default", messages: asked, stream: true, headstart: { origins: true, statistics: true } };
   if (drafts !== "") body.headstart.speculate = drafts;
-  for (const [id, name] of [["max-tokens", "max_tokens"], ["temperature", "temperature"], ["seed", "seed"]]) {
+  for (const [id, name] of [["max-tokens", "max_tokens"], ["temperature", "temperature"]]) {
     const value = $(id).value;
     if (value !== "") body[name] = Number(value);
   }
+  if (seed !== "") body.seed = Number(seed);
   return body;
+}
+
+// Two answers are compared only if both are drawn with the same seed.
+function seedOf(isCompared) {
+  const given = $("seed").value;
+  return given === "" && isCompared ? Math.floor(Math.random() * 2 ** 31) : given;
 }
 
 async function send() {
@@ -54,14 +63,43 @@ async function send() {
   addMessage("user", "You").append(text);
   $("text").value = "";
   grow();
-  const answer = addMessage("assistant", "Model");
+  const isCompared = $("compare").checked && speculate() !== "off";
+  const message = addMessage("assistant", "Model"), seed = seedOf(isCompared);
+  const done = [];
   running = new AbortController();
   setRunning(true);
+  for (const drafts of isCompared ? ["off", speculate()] : [speculate()]) {
+    const written = await answered(message, drafts, seed, isCompared, running.signal);
+    done.push(written);
+    if (["stopped", "failed"].includes(written.end)) break;
+  }
+  running = null;
+  setRunning(false);
+  message.closest("article").removeAttribute("aria-busy");
+  if (done.length === 2) compare(message, ...done);
+  const { content } = done.at(-1);
+  if (content) conversation.push({ role: "assistant", content });
+  else takeBack(conversation, text);
+}
+
+// One answer, in a column of its own.
+async function answered(message, drafts, seed, isCompared, signal) {
+  const column = document.createElement("div");
+  column.className = "column";
+  if (isCompared) {
+    const title = document.createElement("h3");
+    title.textContent = drafts === "off" ? "without MTP" : `with MTP${drafts === "" ? "" : `, K = ${drafts}`}`;
+    column.append(title);
+    message.classList.add("compared");
+  }
+  message.append(column);
+  const answer = new Answer(column);
+  answers.push(answer);
   const tally = new Tally(performance.now());
   const charts = setInterval(() => { tally.sample(performance.now()); showLive(tally); }, CHART_MILLISECONDS);
-  const written = { content: "", end: "stopped", statistics: null, drafts: speculate() };
+  const written = { content: "", end: "stopped", statistics: null, drafts, speed: null };
   try {
-    await receive(answer, tally, written, running.signal);
+    await receive(answer, tally, written, question(drafts, seed), signal);
   } catch (error) {
     if (error.name !== "AbortError") {
       written.end = "failed";
@@ -69,11 +107,8 @@ async function send() {
     }
   }
   clearInterval(charts);
-  running = null;
-  setRunning(false);
   finish(answer, tally, written);
-  if (written.content) conversation.push({ role: "assistant", content: written.content });
-  else takeBack(conversation, text);
+  return written;
 }
 
 // A question without an answer is not part of the conversation; it can be asked again.
@@ -82,8 +117,8 @@ function takeBack(conversation, text) {
   if (!$("text").value) $("text").value = text;
 }
 
-async function receive(answer, tally, written, signal) {
-  const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(question()), signal });
+async function receive(answer, tally, written, body, signal) {
+  const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
   if (!response.ok) throw new Error(await reasonOf(response));
   const origins = new Origins();
   for await (const event of readEvents(response.body)) {
@@ -96,13 +131,21 @@ async function receive(answer, tally, written, signal) {
       origins.add(choice.headstart.origins, choice.headstart.token_texts);
     }
     const { content, reasoning_content: reasoning } = choice.delta;
-    if (reasoning) append(thoughts(answer), origins.take(reasoning));
-    if (content) {
-      append(answer.querySelector(".text"), origins.take(content));
-      written.content += content;
-    }
+    keepingTheEnd(() => {
+      if (reasoning) answer.think(origins.take(reasoning));
+      if (content) answer.add(origins.take(content));
+    });
+    written.content += content ?? "";
     if (choice.finish_reason) written.end = choice.finish_reason;
   }
+}
+
+// Whoever reads the end sees what is added to it; whoever reads elsewhere stays there.
+function keepingTheEnd(change) {
+  const log = $("log");
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+  change();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
 }
 
 function addMessage(role, name) {
@@ -111,54 +154,36 @@ function addMessage(role, name) {
   message.className = `said ${role}`;
   const title = document.createElement("h2");
   title.textContent = name;
-  const text = document.createElement("div");
-  text.className = "text";
-  message.append(title, text);
+  const body = document.createElement("div");
+  body.className = role === "user" ? "text" : "columns";
+  message.append(title, body);
   $("log").append(message);
   $("log").scrollTop = $("log").scrollHeight;
-  return role === "user" ? text : message;
-}
-
-// Reasoning is shown above the answer, and can be folded.
-function thoughts(answer) {
-  const known = answer.querySelector("details");
-  if (known) return known.querySelector("div");
-  const details = document.createElement("details");
-  details.open = true;
-  const title = document.createElement("summary");
-  title.textContent = "Reasoning";
-  const text = document.createElement("div");
-  details.append(title, text);
-  answer.querySelector(".text").before(details);
-  return text;
-}
-
-function append(place, pieces) {
-  const log = $("log");
-  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-  for (const { text, origin } of pieces) {
-    const token = document.createElement("span");
-    token.textContent = text;
-    if (origin) { token.className = `token ${origin}`; token.title = origin; }
-    place.append(token);
-  }
-  if (isAtEnd) log.scrollTop = log.scrollHeight;
+  return body;
 }
 
 function finish(answer, tally, written) {
   const now = tally.times.at(-1)?.[0] ?? performance.now();
   const words = { stop: "", length: "cut at max tokens", stopped: "stopped", failed: "failed" }[written.end] ?? written.end;
-  const speed = written.statistics?.tokens_per_second ?? tally.speed(now);
-  const end = document.createElement("p");
-  end.className = "end";
-  end.textContent = [`${tally.tokens} tokens`, speed ? `${speed.toFixed(1)} tokens/s` : "", words].filter(Boolean).join(", ");
-  answer.append(end);
-  answer.removeAttribute("aria-busy");
+  written.speed = written.statistics?.tokens_per_second ?? tally.speed(now);
+  const said = [`${tally.tokens} tokens`, written.speed ? `${written.speed.toFixed(1)} tokens/s` : "", words].filter(Boolean).join(", ");
+  keepingTheEnd(() => answer.finish(said));
   tally.sample(now);
   showLive(tally);
-  if (written.statistics) showStatistics(tally, written.statistics);
-  addRow(tally, written, speed);
-  $("said").textContent = `Answer: ${end.textContent}`;
+  if (written.statistics) showStatistics(written.statistics);
+  addRow(tally, written, written.speed);
+  $("said").textContent = `Answer: ${said}`;
+}
+
+// How much faster the second was, and whether it says the same.
+function compare(message, plain, drafted) {
+  const parting = partingOf(plain.content, drafted.content);
+  const ratio = plain.speed && drafted.speed ? `${(drafted.speed / plain.speed).toFixed(2)} times as fast with MTP, ` : "";
+  const verdict = document.createElement("p");
+  verdict.className = "verdict";
+  verdict.textContent = `${ratio}${parting === null ? "the same text" : `texts differ from character ${parting + 1}`}`;
+  keepingTheEnd(() => message.after(verdict));
+  $("said").textContent = verdict.textContent;
 }
 
 function setRunning(isRunning) {
@@ -170,40 +195,6 @@ function setRunning(isRunning) {
   if (isOnButton) (isRunning ? $("stop") : $("text")).focus();
 }
 
-function showLive(tally) {
-  const speed = tally.speed(tally.times.at(-1)?.[0] ?? 0);
-  $("speed").textContent = speed ? speed.toFixed(1) : "–";
-  $("length").textContent = tally.length ? tally.length.toFixed(2) : "–";
-  drawLine($("speed-chart"), tally.speeds, `Tokens per second: ${speed ? speed.toFixed(1) : "none yet"}`);
-  drawRounds($("round-chart"), tally.rounds, `${tally.rounds.length} rounds`);
-  const bars = tally.tried.map((tried, at) => {
-    const rate = tally.right[at] / tried;
-    return { name: `depth ${at + 1}`, value: rate, shown: rate.toFixed(2) };
-  });
-  drawBars($("depth-chart"), bars, 1, `Acceptance by depth: ${bars.map((bar) => bar.shown).join(", ") || "no drafts"}`);
-}
-
-function showStatistics(tally, statistics) {
-  $("speed").textContent = statistics.tokens_per_second?.toFixed(1) ?? "–";
-  $("length").textContent = statistics.rounds ? statistics.acceptance_length.toFixed(2) : "–";
-  $("chosen").textContent = statistics.rounds ? statistics.chosen_k : "–";
-  const counts = roundsByDrafts(statistics);
-  const bars = counts.map((count, k) => ({ name: `K=${k}`, value: count, shown: String(count) }));
-  drawBars($("drafts-chart"), bars, Math.max(...counts), `Rounds by K: ${bars.map((bar) => `${bar.name} ${bar.shown}`).join(", ")}`);
-}
-
-function addRow(tally, written, speed) {
-  if (!tally.tokens) return;
-  const first = written.statistics?.time_to_first_token_seconds;
-  const cells = [
-    written.drafts === "" ? "server's" : String(written.drafts), String(tally.tokens), speed ? speed.toFixed(1) : "–",
-    first ? (1000 * first).toFixed(0) : (tally.first - tally.started).toFixed(0), tally.length ? tally.length.toFixed(2) : "–",
-  ];
-  const row = document.createElement("tr");
-  for (const text of cells) row.insertCell().textContent = text;
-  $("answers").tBodies[0].prepend(row);
-}
-
 function grow() {
   const text = $("text");
   text.style.height = "auto";
@@ -213,6 +204,7 @@ function grow() {
 function clear() {
   running?.abort();
   messages = [];
+  answers = [];
   $("log").replaceChildren();
   show(null);
   $("text").focus();
@@ -244,7 +236,7 @@ function offer(metrics) {
   auto.textContent = auto.disabled ? "auto (start the server with it)" : "auto";
   if (!auto.disabled) $("drafts").value = "auto";
   const hasHead = metrics.includes("headstart:spec_decode_num_drafts_total{");
-  $("mtp").disabled = $("drafts").disabled = !hasHead;
+  $("mtp").disabled = $("drafts").disabled = $("compare").disabled = !hasHead;
   if (!hasHead) $("mtp").checked = false;
 }
 
@@ -253,6 +245,14 @@ function takeKey() {
   $("access").hidden = true;
   $("model").textContent = "\u00a0";
   greet();
+}
+
+// As the system has it, unless somebody chose here.
+function setTheme(theme) {
+  if (theme) { document.documentElement.dataset.theme = theme; localStorage.setItem(THEME, theme); }
+  const isDark = theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  $("theme").textContent = isDark ? "Light" : "Dark";
+  $("theme").dataset.next = isDark ? "light" : "dark";
 }
 
 $("composer").addEventListener("submit", (event) => { event.preventDefault(); send(); });
@@ -267,12 +267,18 @@ $("use-key").addEventListener("click", takeKey);
 $("stop").addEventListener("click", () => running?.abort());
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") running?.abort(); });
 $("clear").addEventListener("click", clear);
-$("mtp").addEventListener("change", () => { $("drafts").disabled = !$("mtp").checked; });
+$("theme").addEventListener("click", () => setTheme($("theme").dataset.next));
+$("mtp").addEventListener("change", () => { $("drafts").disabled = $("compare").disabled = !$("mtp").checked; });
 $("tint").addEventListener("change", () => document.body.classList.toggle("tinted", $("tint").checked));
+$("plain").addEventListener("change", () => {
+  document.body.classList.toggle("as-plain", $("plain").checked);
+  for (const answer of answers) answer.redraw();
+});
 
 document.body.classList.add("tinted");
 $("key").value = sessionStorage.getItem(KEY) ?? "";
 $("measurements").open = matchMedia("(min-width: 52rem)").matches;
+setTheme(localStorage.getItem(THEME));
 showLive(new Tally(0));
 drawBars($("drafts-chart"), [], 1, "Rounds by K: none yet");
 greet();

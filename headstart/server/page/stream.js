@@ -75,7 +75,7 @@ export class Tally {
     this.tokens += origins.length;
     this.times.push([now, origins.length]);
     if (this.first === null) { this.first = now; return; }
-    const accepted = origins.filter((origin) => origin === "accepted").length;
+    const accepted = origins.filter((origin) => origin === "accepted" || origin === "copied").length;
     this.accepted += accepted;
     this.rounds.push(origins);
     for (let depth = 0; depth < accepted; depth++) this.count(depth, 1);

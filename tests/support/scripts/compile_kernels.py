@@ -32,7 +32,10 @@ from headstart.backends.cuda.kernels import (
     delta_prompts,
     eight_bits,
     fp8_products,
+    gates,
     groups,
+    index_choice,
+    index_rows,
     inputs,
     int8,
     int8_choice,
@@ -50,6 +53,7 @@ from headstart.backends.cuda.kernels import (
     moe_groups,
     moe_rows,
     moe_vector,
+    pieces,
     prompts,
     rejection,
     routing,
@@ -79,11 +83,14 @@ BY_HEAD = {
     "BLOCK_N": 64,
     "BLOCK_K": 128,
 }
+INDEX = {"key": "*fp32", "queries": "*fp32", "keys": "*bf16", "shares": "*fp32", "scores": "*fp32",
+         "chosen": "*i32", "last": "*i32"}  # fmt: skip
 UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages": 2}
 OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
+ALL_SEEN = {"WINDOW": 0, "sinks": None}
 PLAIN_KV = {"k_sizes": None, "v_sizes": None}
 FP8_KV = {"k_cache": "*i16", "v_cache": "*i16", "sizes": "*i32"}  # as they are read
 KEPT_FP8 = {"k_cache": "*u8", "v_cache": "*u8", "k_sizes": "*i16", "v_sizes": "*i16"}
@@ -158,11 +165,11 @@ KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
          "inv_temps": "*fp32", "best": "*fp32", "scales": "*fp32", "weights": "*fp32",
          "terms": "*fp32", "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32",
-         "scale": "fp32", "eps": "fp32"}  # fmt: skip
+         "scale": "fp32", "eps": "fp32", "v_scale": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
            "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
-           "gathered", "unfolded")  # fmt: skip
+           "gathered", "unfolded", "sinks")  # fmt: skip
 
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
@@ -187,7 +194,17 @@ def attend(
     if is_fp8:
         return attention_fp8.attend_fp8, fixed | {"BLOCK_D": dim // 2}, PLACES | FP8_KV
     fixed |= {} if cut.levels else {"shared": None}
+    fixed |= {"VALUE": dim, "BLOCK_V": dim, **ALL_SEEN}
     return attention._attend, fixed, {**PLACES, **PREFIX}
+
+
+def attend_window(requests: int, rows: int) -> Job:
+    """Attention as it is launched in sliding layers of MiMo-V2."""
+    kernel, fixed, kinds = attend(requests, rows, dim=256, group=8)
+    fixed |= {"DIM": 192, "VALUE": 128, "BLOCK_V": 128, "WINDOW": 129, "IS_WHOLE": True,
+              "LEAST": 256, "IS_OPEN": False, "shared": None}  # fmt: skip
+    del fixed["sinks"]
+    return kernel, fixed, kinds
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -216,10 +233,11 @@ LONG_JOBS: list[Job] = [
      {"tiles": "*i32", **FP8_KV}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 128, "IS_INTERLEAVED": False, "IS_GATED": False, "BLOCK": 64,
-                       "HAS_BIAS": False, "HAS_NORMS": False, **PLAIN_KV}, {}),
-    (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
+                       "HAS_BIAS": False, "HAS_NORMS": False, "VALUE": 128, "IS_SCALED": False,
+                       **PLAIN_KV}, {}),
+    (pieces.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
-                          "SHARED_STEP": 1, **APART, **NO_PREFIX}, {}),
+                          "SHARED_STEP": 1, **APART, **NO_PREFIX, "WINDOW": 0}, {}),
     (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
@@ -268,20 +286,31 @@ LONG_JOBS: list[Job] = [
                               "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
 ]  # fmt: skip
 JOBS: list[Job] = [
-    (attention._attend, {**ROUNDS, **CUT, **APART, "PAGE": 16, "IS_WHOLE": False,
-                         "IS_OPEN": False}, {}),
+    (attention._attend, {**ROUNDS, **CUT, **APART, **ALL_SEEN, "PAGE": 16, "IS_WHOLE": False,
+                         "IS_OPEN": False, "VALUE": 64, "BLOCK_V": 64}, {}),
+    attend_window(80, 4),
     attend(80, 4, dim=128, group=4, is_fp8=True),
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
                                  "BLOCK_P": 32}, {}),
+    # DeepSeek-V3.2's indexer.
+    (index_rows._keep_index, {"SPLITS": 2, "DIM": 128, "ROPE": 64, "FIRST": 0, "BLOCK": 128,
+                              "IS_INTERLEAVED": False, "TABLE_INTERLEAVED": True, "BLOCK_P": 32,
+                              "num_warps": 1}, INDEX),
+    (index_rows._index_queries, {"SPLITS": 2, "WEIGHT_SPLITS": 4, "HEADS": 64, "DIM": 128,
+                                 "ROPE": 64, "FIRST": 0, "IS_INTERLEAVED": False, "EACH": 8,
+                                 "TABLE_INTERLEAVED": True, "BLOCK": 128, "BLOCK_P": 32}, INDEX),
+    (index_choice._scores, {"ROWS": 4, "HEADS": 64, "DIM": 128, "BLOCK_H": 64, "BLOCK_D": 128,
+                            "PAGE": 16, "STEP": 64, "num_stages": 2}, INDEX),
+    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 2048, "num_warps": 8}, INDEX),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
     (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,
                           "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
-    (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1,
-                         "SHARED_STEP": 64, "IS_PACKED": True}, {**PLACES, **PREFIX}),
+    (pieces.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1,
+                         "SHARED_STEP": 64, "IS_PACKED": True, "WINDOW": 0}, {**PLACES, **PREFIX}),
     # Four requests of four rows, as they attend to what they share.
     (shared_prefix._attend_shared, {**ROUNDS, "DIM": 128, "BLOCK_D": 128, "NEIGHBOURS": 4,
                                     "PAGE": 16, "STEP": 64, "IS_OPEN": True}, PREFIX),
@@ -289,7 +318,13 @@ JOBS: list[Job] = [
                                     "BLOCK_D": 256, "TILE": 32, "NEIGHBOURS": 2, "PAGE": 16,
                                     "STEP": 64, "IS_OPEN": True, "num_warps": 8}, PREFIX),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
-                       "BLOCK_N": 32}, {"tiles": "*i32"}),
+                       "BLOCK_N": 32, "VALUE": 64, "BLOCK_V": 64, **ALL_SEEN}, {"tiles": "*i32"}),
+    # Sliding layers of MiMo-V2.
+    (prompts._prompt, {"HEADS": 64, "KV_HEADS": 8, "DIM": 192, "BLOCK_D": 256, "BLOCK_M": 64,
+                       "BLOCK_N": 64, "VALUE": 128, "BLOCK_V": 128, "WINDOW": 129,
+                       "num_stages": 2}, {"tiles": "*i32"}),
+    (gates._gate_heads, {"SPLITS": 2, "HEADS": 96, "DIM": 128, "BLOCK": 128, "num_warps": 1},
+     {"rows": "*bf16"}),
     # Heads of GLM-4.7-Flash.
     (latent_prompts._prompt, {**UNFOLDED, "HEADS": 20, "SOME": 20, "NOPE": 192, "VALUE": 256,
                               "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
@@ -331,7 +366,8 @@ JOBS: list[Job] = [
      {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
-                       "HAS_BIAS": True, "HAS_NORMS": True}, KEPT_FP8),
+                       "HAS_BIAS": True, "HAS_NORMS": True, "VALUE": 128, "IS_SCALED": False},
+     KEPT_FP8),
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._down, EXPERTS, LISTS),
     (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),

@@ -14,6 +14,9 @@ import pytest
 
 from headstart.errors import WriteFailed
 from headstart.report.page import Page
+from headstart.report.style import ORIGINS
+
+ROOT = Path(__file__).resolve().parents[3]
 
 HOSTILE = '</p><script>alert("1")</script><img src="x" onerror=alert(1)> & \x1b'
 
@@ -150,3 +153,18 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path, place: str, reas
     with pytest.raises(WriteFailed, match=f"cannot write the report .*{place}: {reason}"):
         Page("t").write(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_tinted_text_is_escaped_and_keeps_its_origins() -> None:
+    page = Page("t")
+    page.figures({"speed <up>": "1.4x"})
+    page.tinted([("a <b>", "accepted"), ("\nc", "recovered")])
+    text = page.render()
+    assert '<span class="origin accepted" title="accepted">a &lt;b&gt;</span>' in text
+    assert "speed &lt;up&gt;" in text and "<b>1.4x</b>" in text
+
+
+def test_origins_look_as_on_the_servers_page() -> None:
+    sheet = (ROOT / "headstart/server/page/style.css").read_text()
+    for name, (light, dark) in ORIGINS.items():
+        assert f"--{name}-tint: light-dark({light}, {dark})" in sheet

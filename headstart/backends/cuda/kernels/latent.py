@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut, combine
+from headstart.backends.cuda.kernels.attention import Cut
 from headstart.backends.cuda.kernels.jit import jit
+from headstart.backends.cuda.kernels.pieces import combine
 from headstart.backends.cuda.kernels.softmax import gathered, piece
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.

@@ -1,6 +1,6 @@
 """Work between products, one program per row: sums of splits, residual, norm, rotary, cache.
 
-M rows, N width, S splits, H query heads, G key/value heads, D head size.
+M rows, N width, S splits, H query heads, G key/value heads, D head size, V that of values.
 """
 
 from __future__ import annotations
@@ -69,49 +69,41 @@ def place_qkv(
     partial: Tensor, bias: Tensor | None, norms: tuple[Tensor, Tensor] | None, eps: float,
     cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor,
     heads: int, *, each: int | None = None, is_interleaved: bool = False, is_gated: bool = False,
-    sizes: Tensor | None = None, dtype: torch.dtype | None = None,
+    sizes: Tensor | None = None, dtype: torch.dtype | None = None, v_scale: float = 1.0,
 ) -> Tensor:  # fmt: skip
     """Finish a q, k, v product: bias, norms, rotation; keys and values go to their slots.
 
-    partial [S, M, (H + 2 G) D]; cos and sin [positions, R], sin with the sign of the first of each
-    pair: the first R dimensions are rotated, a pair lies R / 2 apart or side by side
-    (`is_interleaved`); positions and slots [M] (a slot below 0 is not written); caches
-    [slots, G, D]; returns q [M, H, D]. With `is_gated` every query is followed by its gate, which
-    is left to `gate_rows`. sizes [slots, G, 2] int16: of 8-bit floats, of which caches hold words
-    [slots, G, D / 2]; `dtype` is then the type of q.
+    partial [S, M, (H + G) D + G V], V being D at most; cos and sin [positions, R], sin with the
+    sign of the first of each pair: the first R dimensions are rotated, a pair lies R / 2 apart or
+    side by side (`is_interleaved`); positions and slots [M] (a slot below 0 is not written); caches
+    [slots, G, D or V]; returns q [M, H, D]. `v_scale`: of all values. With `is_gated` every query
+    is followed by its gate, which is left to `gates.py`. sizes [slots, G, 2] int16: of 8-bit
+    floats, of which caches hold words [slots, G, D / 2]; `dtype` is then the type of q.
     """
     splits, rows, _ = partial.shape
     kv_heads, dim = k_cache.shape[1:]
+    v_dim = v_cache.shape[2]
     caches = k_cache, v_cache
     own_sizes: tuple[Tensor | None, ...] = (None, None)
     if sizes is not None:
-        dim *= 2
+        dim, v_dim = 2 * dim, 2 * v_dim
         caches = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
         own_sizes = sizes, sizes.flatten()[1:]  # an exponent of values follows one of keys
+    assert v_dim == dim or (v_dim < dim and sizes is None)
     q = torch.empty(rows, heads, dim, dtype=dtype or k_cache.dtype, device=partial.device)
     q_norm, k_norm = norms if norms is not None else (partial, partial)
     # Few rows must fill the GPU with programs; of many rows a program takes several heads.
     each = each or (2 if rows <= 16 else 16)
     _place_qkv[(rows, triton.cdiv(heads + 2 * kv_heads, each))](
         partial, partial if bias is None else bias, q_norm, k_norm, cos, sin, positions, slots,
-        q, *caches, *own_sizes, rows, eps,
+        q, *caches, *own_sizes, rows, eps, v_scale,
         SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, EACH=each, DIM=dim, HALF=dim // 2,
+        VALUE=v_dim, IS_SCALED=v_scale != 1,
         ROTATED=cos.shape[1], IS_INTERLEAVED=is_interleaved, IS_GATED=is_gated,
         BLOCK=triton.next_power_of_2(dim // 2), HAS_BIAS=bias is not None,
         HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
     )  # fmt: skip
     return q
-
-
-def gate_rows(rows: Tensor, partial: Tensor, dim: int) -> Tensor:
-    """rows [M, H D] times the sigmoid of their gates, in place; partial as `place_qkv` has it."""
-    splits, count, width = partial.shape
-    heads = rows.shape[1] // dim
-    _gate_rows[(count, heads)](
-        rows, partial, count, width, SPLITS=splits, HEADS=heads, DIM=dim,
-        BLOCK=triton.next_power_of_2(dim), num_warps=1,
-    )  # fmt: skip
-    return rows
 
 
 @jit(do_not_specialize=["rows"])
@@ -153,8 +145,9 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
 
 @jit(do_not_specialize=["rows"])
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
-               k_sizes, v_sizes, rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+               k_sizes, v_sizes, rows, eps, v_scale, SPLITS: tl.constexpr, HEADS: tl.constexpr,
                KV_HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+               VALUE: tl.constexpr, IS_SCALED: tl.constexpr,
                ROTATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_GATED: tl.constexpr,
                BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
                HAS_NORMS: tl.constexpr):  # fmt: skip
@@ -175,20 +168,26 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
         first_at = tl.where(at < ROTATED // 2, at, at + ROTATED // 2)
         second_at = tl.where(at < ROTATED // 2, at + ROTATED // 2, at + HALF)
     mask = (is_query | is_key | is_value) & is_half
-    width = (HEADS + 2 * KV_HEADS) * DIM
-    source = head  # where it stands in the product
+    low_mask = mask
+    high_mask = mask
+    width = (HEADS + KV_HEADS) * DIM + KV_HEADS * VALUE
+    source = head * DIM  # where it stands in the product
     if IS_GATED:
         width += HEADS * DIM
-        source = tl.where(is_query, 2 * head, head + HEADS)
+        source = tl.where(is_query, 2 * head, head + HEADS) * DIM
+    if VALUE < DIM:
+        source -= tl.where(is_value, (head - HEADS - KV_HEADS) * (DIM - VALUE), 0)
+        low_mask = mask & (~is_value | (first_at < VALUE))
+        high_mask = mask & (~is_value | (second_at < VALUE))
     low = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     high = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        base = partial + (split * rows + row) * width + source * DIM
-        low += tl.load(base + first_at, mask, 0.0).to(tl.float32)
-        high += tl.load(base + second_at, mask, 0.0).to(tl.float32)
+        base = partial + (split * rows + row) * width + source
+        low += tl.load(base + first_at, low_mask, 0.0).to(tl.float32)
+        high += tl.load(base + second_at, high_mask, 0.0).to(tl.float32)
     if HAS_BIAS:
-        low += tl.load(bias + source * DIM + first_at, mask, 0.0).to(tl.float32)
-        high += tl.load(bias + source * DIM + second_at, mask, 0.0).to(tl.float32)
+        low += tl.load(bias + source + first_at, low_mask, 0.0).to(tl.float32)
+        high += tl.load(bias + source + second_at, high_mask, 0.0).to(tl.float32)
     # Rounded here, where a plain product would have rounded.
     kind = q.dtype.element_ty
     low = low.to(kind).to(tl.float32)
@@ -196,8 +195,13 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     slot = tl.load(slots + row).to(tl.int64)
     is_kept = slot + head * 0 >= 0
     value_slot = slot * KV_HEADS + head - HEADS - KV_HEADS
-    _keep(low, high, v_cache, v_sizes, value_slot, first_at, second_at, is_value & is_kept, is_half,
-          DIM)  # fmt: skip
+    values_low = low
+    values_high = high
+    if IS_SCALED:
+        values_low = low * v_scale
+        values_high = high * v_scale
+    _keep(values_low, values_high, v_cache, v_sizes, value_slot, first_at, second_at,
+          is_value & is_kept, low_mask, high_mask, VALUE)  # fmt: skip
     if HAS_NORMS:
         squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(squares / DIM + eps)[:, None]
@@ -218,20 +222,20 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     tl.store(query_at + second_at, second, is_query & is_half)
     key_slot = slot * KV_HEADS + head - HEADS
     _keep(first.to(tl.float32), second.to(tl.float32), k_cache, k_sizes, key_slot, first_at,
-          second_at, is_key & is_kept, is_half, DIM)  # fmt: skip
+          second_at, is_key & is_kept, is_half, is_half, DIM)  # fmt: skip
 
 
 @jit
-def _keep(first, second, cache, sizes, slot, first_at, second_at, is_own, is_half,
+def _keep(first, second, cache, sizes, slot, first_at, second_at, is_own, is_first, is_second,
           DIM: tl.constexpr):  # fmt: skip
     """Both halves of keys or values go to their slots, as they are or in 8-bit floats."""
     if sizes is None:
         target = cache + slot * DIM
         kind = cache.dtype.element_ty
-        tl.store(target + first_at, first.to(kind), is_own & is_half)
-        tl.store(target + second_at, second.to(kind), is_own & is_half)
+        tl.store(target + first_at, first.to(kind), is_own & is_first)
+        tl.store(target + second_at, second.to(kind), is_own & is_second)
     else:
-        keep_fp8(first, second, cache, sizes, slot, first_at, second_at, is_own, is_half, DIM // 2)
+        keep_fp8(first, second, cache, sizes, slot, first_at, second_at, is_own, is_first, DIM // 2)
 
 
 @jit
@@ -239,21 +243,3 @@ def _gain(q_norm, k_norm, at, is_query, is_half):
     of_query = tl.load(q_norm + at, is_half, 0.0).to(tl.float32)
     of_key = tl.load(k_norm + at, is_half, 0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
-
-
-@jit(do_not_specialize=["count"])
-def _gate_rows(rows, partial, count, width, SPLITS: tl.constexpr, HEADS: tl.constexpr,
-               DIM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    mask = at < DIM
-    gate = tl.zeros((BLOCK,), dtype=tl.float32)
-    for split in tl.static_range(SPLITS):
-        where = (split * count + row) * width + (2 * head + 1) * DIM + at
-        gate += tl.load(partial + where, mask, 0.0).to(tl.float32)
-    kind = rows.dtype.element_ty
-    target = rows + (row * HEADS + head) * DIM + at
-    value = tl.load(target, mask, 0.0).to(tl.float32)
-    share = tl.sigmoid(gate.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    tl.store(target, (value * share).to(kind), mask)

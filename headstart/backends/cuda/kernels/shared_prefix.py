@@ -137,12 +137,12 @@ def _attend_shared(q, k_cache, v_cache, tables, lengths, partial, sums, count, t
             for at_slot in range(start, open_stop, STEP):
                 best, total, value = take_in(
                     query, k_cache, v_cache, table, at_slot, stop, last, first_slot, kv_head, at,
-                    scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, False,
+                    at, scale, best, total, value, KV_HEADS, DIM, DIM, PAGE, STEP, False,
                 )  # fmt: skip
         for at_slot in range(open_stop, stop, STEP):
             best, total, value = take_in(
                 query, k_cache, v_cache, table, at_slot, stop, last, first_slot, kv_head, at,
-                scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, True,
+                at, scale, best, total, value, KV_HEADS, DIM, DIM, PAGE, STEP, True,
             )  # fmt: skip
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)

@@ -38,7 +38,10 @@ def gathered(scores, values, best, total, value):
 
 @jit
 def gathered_by_2(scores, values, best, total, value):
-    """The same where scores are logarithms to base 2 and every line sees something at once."""
+    """The same where scores are logarithms to base 2.
+
+    `best` of a line that has seen nothing is finite, or it sees something at once.
+    """
     top = tl.maximum(best, tl.max(scores, 1))
     weights = tl.exp2(scores - top[:, None])
     shrink = tl.exp2(best - top)

@@ -14,6 +14,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda import exact
+from headstart.backends.cuda.attending import EVERYTHING
 from headstart.backends.cuda.exact import ExactKernels, exact_shape, filled
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.prompts import exact_rows, ragged_rows
@@ -126,7 +127,7 @@ def test_contexts_of_several_cuts_are_attended_to_in_whole() -> None:
     blocks = torch.randperm(context // PAGE)
     slots = torch.tensor([context - 1, 257])
     attend = kernels.by_row(blocks.int().repeat(2, 1).to(DEVICE), slots.int().to(DEVICE), PAGE)
-    found = attend(filled(q), cache)[:2]
+    found = attend(filled(q), cache, EVERYTHING)[:2]
     kv_slots = (blocks[:, None] * PAGE + torch.arange(PAGE)).flatten().to(DEVICE)
     for row, slot in enumerate(slots.tolist()):
         span = Span(0, 1, kv_slots[slot : slot + 1], kv_slots[: slot + 1])

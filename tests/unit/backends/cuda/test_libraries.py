@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 pytest.importorskip("triton")
 
 from headstart.backends.cuda import libraries
+from headstart.backends.cuda.attending import EVERYTHING
 from headstart.backends.cuda.libraries import (
     LIBRARIES,
     Library,
@@ -104,10 +105,10 @@ def mixed_pass() -> tuple[list[Span], Tensor, LayerCache]:
 def test_long_prompts_of_a_pass_go_to_the_library_and_the_others_to_our_kernel() -> None:
     spans, q, cache = mixed_pass()
     spied, positions = Spied(), torch.arange(45)
-    found = ragged_rows(spans, positions, spied.library()).attend(q, cache)
+    found = ragged_rows(spans, positions, spied.library()).attend(q, cache, EVERYTHING)
     assert spied.asked == [(20, 20), (14, 23)]
-    torch.testing.assert_close(found, ragged_rows(spans, positions).attend(q, cache))
-    lone = ragged_rows(spans[:1], positions[:20], spied.library()).attend(q[:20], cache)
+    torch.testing.assert_close(found, ragged_rows(spans, positions).attend(q, cache, EVERYTHING))
+    lone = ragged_rows(spans[:1], positions[:20], spied.library()).attend(q[:20], cache, EVERYTHING)
     torch.testing.assert_close(lone, found[:20])
 
 
@@ -130,9 +131,9 @@ def test_a_library_that_fails_is_replaced_by_our_kernel(is_room: bool) -> None:
     spied, positions = Spied(fail), torch.arange(45)
     library = spied.library()
     rows = ragged_rows(spans, positions, library)
-    wanted = ragged_rows(spans, positions).attend(q, cache)
+    wanted = ragged_rows(spans, positions).attend(q, cache, EVERYTHING)
     for _ in range(2):
-        torch.testing.assert_close(rows.attend(q, cache), wanted)
+        torch.testing.assert_close(rows.attend(q, cache, EVERYTHING), wanted)
     assert library.trouble == ("no plan" if is_room else None)
     assert len(spied.asked) == (2 if is_room else 4)
 
