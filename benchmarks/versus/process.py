@@ -130,8 +130,7 @@ class Worker:
 
     def log_lines(self, pattern: re.Pattern[str]) -> list[str]:
         """What of the engine's own log matches, each once."""
-        text = self._log_path.read_text(errors="replace")
-        return list(dict.fromkeys(m[0].strip()[:200] for m in pattern.finditer(text)))
+        return list(dict.fromkeys(m[0].strip()[:200] for m in pattern.finditer(self.log)))
 
     def stop(self) -> None:
         """End the process and what it started; nothing of it is needed but its memory."""
