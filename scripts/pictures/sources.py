@@ -21,7 +21,12 @@ STUDY = "demo_head_study_h200_2026-11-15.json"  # of recipes/demo_head
 TERMINAL = "demo_terminal_2-cores_2026-11-18.json"  # of make_pictures.py --record terminal
 PAGE = "chat_page_2-cores_2026-11-18.json"  # of make_pictures.py --record page
 
-KINDS = {"greedy": "greedy", "temperature": "temperature", "json": "JSON schema", "tools": "tool calls"}
+KINDS = {
+    "greedy": "greedy",
+    "temperature": "temperature",
+    "json": "JSON schema",
+    "tools": "tool calls",
+}
 STREAMS = (1, 8, 32, 128)
 BEFORE, AFTER, ANSWERS = "stock", "final", "held-out, T=0"
 
