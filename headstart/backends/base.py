@@ -37,6 +37,7 @@ from headstart.backends.rows import (
     TrunkRows,
     on_device,
 )
+from headstart.backends.scores import RowScores
 from headstart.backends.weights import Int8Linear
 from headstart.backends.working_memory import (
     WorkingBytes,
@@ -47,14 +48,15 @@ from headstart.backends.working_memory import (
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
+from headstart.sampling import choose as sampling
 from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
     "DraftChain", "Emitted", "HeadOutput", "HeadRows", "HeadStates", "Launched", "LoadedModel",
-    "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkOutput",
-    "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
+    "RoundRequest", "RoundSizes", "RoundTiming", "RowScores", "SizeTimes", "StateRows",
+    "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 
@@ -192,6 +194,22 @@ class Backend(Chooser, ABC):
         batch = TrunkBatch.of(requests, self.sizes.block_size, self.to_device)
         stream, normed, logits = self._run_trunk(batch)
         return batch.by_request(stream if self.feeds_stream else normed), logits
+
+    def score(self, states: Tensor, tokens: Sequence[int], top: int) -> RowScores:
+        """Log-probabilities of the tokens behind rows of a trunk pass, and of the `top` best.
+
+        `states` are what the pass gave for these rows: a few of them, since all logits are made.
+        """
+        normed = self.trunk.final_norm(states) if self.feeds_stream else states
+        logits, ids = self.logits(normed), self.to_device(tokens)
+        rows = [slice(i, i + 1) for i in range(len(tokens))] if self.chooses_one_by_one else [...]
+        parts = [sampling.logprobs(logits[own], ids[own], top, "raw", ()) for own in rows]
+        values, best_ids, best = (torch.cat(each) for each in zip(*parts, strict=True))
+        return RowScores.sent(values, best_ids, best)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """The trunk's, of states after the final norm."""
+        return self.trunk.logits(normed)
 
     @property
     def feeds_stream(self) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headstart.checkpoint.cache import cache_folder
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.errors import CheckpointError, WriteFailed
 
@@ -101,17 +102,23 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 def write_failed(out: Path, error: OSError) -> WriteFailed:
     """One line for what the system said while writing below or beside `out`."""
+    option = "--out"
+    if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(cache_folder())):
+        option = "HEADSTART_CACHE"  # no command was asked to write there
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         parent = next(p for p in (out, *_absolute(out).parents) if os.path.exists(p))
         free = shutil.disk_usage(parent).free
         return WriteFailed(
             f"no space left on the disk of {out} ({free / 1e9:.1f} GB free); nothing was kept. "
-            "Free some space or choose another --out."
+            f"Free some space or choose another {option}."
         )
     where = f" ({error.filename})" if error.filename else ""
+    remedy = _REMEDIES.get(error.errno or 0, _ANOTHER_FOLDER)
+    if error.errno == errno.ENOENT and not _absolute(out).parent.is_dir():
+        remedy = "Its folder is not there and could not be made: choose another --out."
     return WriteFailed(
         f"cannot write {out}: {error.strerror or error}{where}. Nothing was kept. "
-        f"{_REMEDIES.get(error.errno or 0, _ANOTHER_FOLDER)}"
+        f"{remedy.replace('--out', option)}"
     )
 
 

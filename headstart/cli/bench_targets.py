@@ -206,8 +206,14 @@ def _of_urls(servers: list[Variant], wanted: str | None) -> list[Variant]:
     variants = parse_compare(wanted)
     fixed = [variant.name for variant in variants if variant.server_flags]
     if fixed:
+        instead = ",".join(
+            "0" if v.name == "off" else str(v.drafts) for v in variants if v.name not in fixed[1:]
+        )
+        what = "a server without a head" if fixed[0] == "off" else "a server that was started so"
         raise ConfigError(
-            f"{fixed[0]} needs a server that was started so: give a MODEL, or its server as --url."
+            f"--compare has {fixed[0]}, which needs {what}, and {servers[0].url} is one server. "
+            f"Give --compare {instead} (0: requests that do not draft), a MODEL, or a server for "
+            "each variant: --url off=URL --url auto=URL."
         )
     return [
         Variant(name=v.name, url=servers[0].url, drafts=v.drafts, fields=v.fields) for v in variants

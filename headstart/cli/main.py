@@ -72,7 +72,7 @@ def build_command(name: str) -> Any:
     """The click command of one subcommand."""
     module = import_module(f"headstart.cli.{name}")
     if not hasattr(module, "SUBCOMMANDS"):
-        return _command(name, _flattened(module.run))
+        return _command(name, _flattened(module.run), getattr(module, "CONTEXT", {}))
     # An app of its own: its subcommands' files are headstart/cli/<command>_<subcommand>.py.
     group = typer.Typer(
         cls=Group, add_completion=False, rich_markup_mode=None, no_args_is_help=True,
@@ -84,9 +84,10 @@ def build_command(name: str) -> Any:
     return typer.main.get_command(group)
 
 
-def _command(name: str, function: Any) -> Any:
+def _command(name: str, function: Any, context: dict[str, Any] | None = None) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, cls=Command, help=COMMANDS[name], context_settings=_WIDE)(function)
+    settings = {**_WIDE, **(context or {})}
+    single.command(name, cls=Command, help=COMMANDS[name], context_settings=settings)(function)
     return typer.main.get_command(single)
 
 
@@ -141,6 +142,7 @@ def _flags(group: type) -> list[inspect.Parameter]:
         option = typer.Option(
             flag,
             help=field.metadata.get("help", ""),
+            show_envvar=False,  # one line says how all of them are called
             show_default=field.default not in (None, "", False),
             rich_help_panel=OPTION_TITLES.get(group.__name__),
         )

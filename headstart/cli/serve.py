@@ -7,16 +7,20 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headstart.cli.config_file import Config
 from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
-from headstart.server.options import ServerOptions, listen, url_of
+from headstart.server.options import ServerOptions, check_certificate, listen, read_template, url_of
 from headstart.server.recording import configure
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
+
+# Every option may be a variable: HEADSTART_SERVE_PORT, HEADSTART_SERVE_SPECULATE, ...
+CONTEXT = {"auto_envvar_prefix": "HEADSTART_SERVE"}
 
 
 def run(
@@ -25,14 +29,16 @@ def run(
     server: ServerOptions,
     options: EngineOptions,
     head: Head = None,
+    config: Config = None,
 ) -> int:
     limit_spinning()
     _check_formats(server)
     _check_vocab(options)
+    check_certificate(server)
     configure(server.log_format)
     with listen(server) as listener:
         logging.getLogger("headstart.server").info(
-            "loading %s; %s/health says when it is ready", model, url_of(listener)
+            "loading %s; %s/health says when it is ready", model, url_of(listener, server)
         )
         return _serve(model, server, head, options, listener)
 
@@ -42,6 +48,8 @@ def _check_formats(server: ServerOptions) -> None:
     from headstart.server.reasoning import reasoning_format
     from headstart.server.tools.formats import tool_format
 
+    if server.chat_template is not None:
+        read_template(server.chat_template)
     tool_format(server.tool_call_parser, None)
     reasoning_format(server.reasoning_parser, None)
 

@@ -210,6 +210,14 @@ class Engine:
         if open_requests:
             self._groups.abandon(request_id)
 
+    def cut(self, request_id: str, reason: str) -> None:
+        """End a request now with what it has, as if that were its `max_tokens`.
+
+        The next step hands out its last update, whose `stop_reason` is the given one.
+        """
+        going = [r for r in self._groups.requests(request_id) if r.state is not State.FINISHED]
+        self._groups.put([self.loop.cut(request, reason) for request in going])
+
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or to hand out."""

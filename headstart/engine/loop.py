@@ -61,6 +61,7 @@ class Loop:
         # one pass over prompts, newest tokens and drafts
         joined = self.rounds.joined if self.rounds is not None else None
         states, logits = self.backend.trunk_pass(rows) if joined is None else joined
+        self._score_prompts(plan, states)
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
         if joined is None:
@@ -79,6 +80,12 @@ class Loop:
             seconds = time.perf_counter() - step_started
             self.policy.observe_overhead(max(0.0, seconds - (self._pass_seconds - passes)))
         return updates
+
+    def _score_prompts(self, plan: Sequence[Work], states: Sequence[torch.Tensor]) -> None:
+        """Before anything is chosen: what is chosen then arrives later than the scores do."""
+        for work, own in zip(plan, states, strict=True):
+            if work.request.prompt_scores is not None and work.request.is_scoring:
+                work.request.prompt_scores.read(self.backend, work.start, own)
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
         """The host's verdicts; first tokens of requests that enter rounds stay on the device."""
@@ -224,7 +231,7 @@ class Loop:
             self.stats.observe(drafts, accepted, why_slow)
             if self.policy is not None:
                 self.policy.observe(request, drafts, accepted)
-        elif request.stats.first_token_seconds is None:
+        elif new and request.stats.first_token_seconds is None:
             request.stats.first_token_seconds = time.perf_counter() - request.created
         return update_since(request, before)
 
@@ -300,6 +307,15 @@ class Loop:
             self.drafter.forget(request)
         if self.policy is not None:
             self.policy.forget(request)
+
+    def cut(self, request: Request, reason: str) -> Update:
+        """End a request now with what it has."""
+        request.finish_reason, request.stop_reason = "length", reason
+        if request.text is not None:
+            request.text.finish()
+        self._close(request)
+        self.stats.finished += 1
+        return update_since(request, request.num_output)
 
     def abort(self, request: Request) -> None:
         """End a request now; its memory is free at once."""

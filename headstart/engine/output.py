@@ -43,6 +43,7 @@ class Result:
     request_id: str
     prompt_token_ids: list[int]
     outputs: list[Completion] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] | None = None  # from the second token on
 
     @property
     def stats(self) -> RequestStats:
@@ -68,6 +69,7 @@ class Update:
     finish_reason: FinishReason | None
     error: str | None = None
     stop_reason: str | int | None = None  # the text or token that ended it
+    prompt_logprobs: list[TokenLogprob] | None = None  # with a prompt's first update only
 
 
 @dataclass
@@ -117,6 +119,9 @@ class EngineStats:
 
 def emit(request: Request, verdict: Verdict) -> None:
     """Append what was decided and set `finish_reason` if the answer ends with it."""
+    if request.room <= 0:  # only the prompt was to be read
+        request.finish_reason = "length"
+        return
     for index, token in enumerate(verdict.tokens):
         if token < 0:  # nothing was allowed
             _end_of_choices(request)
@@ -135,6 +140,7 @@ def emit(request: Request, verdict: Verdict) -> None:
 def update_since(request: Request, num_before: int) -> Update:
     """What was added to a request that had `num_before` tokens of output."""
     is_last = request.finish_reason is not None
+    scores = request.prompt_scores if num_before == 0 else None  # its first update, or its last
     return Update(
         request.group,
         request.sample,
@@ -145,6 +151,7 @@ def update_since(request: Request, num_before: int) -> Update:
         request.finish_reason,
         request.error,
         request.stop_reason,
+        scores.entries() if scores is not None else None,
     )
 
 
@@ -298,7 +305,11 @@ class Groups:
                 f"request {name!r} is still running; step until it is finished, or abort it."
             )
         self.forget(name)
-        return Result(name, group.requests[0].prompt_ids, [_completion(r) for r in group.requests])
+        first, outputs = group.requests[0], [_completion(r) for r in group.requests]
+        scores = first.prompt_scores
+        return Result(
+            name, first.prompt_ids, outputs, scores.entries() if scores is not None else None
+        )
 
 
 def _completion(request: Request) -> Completion:

@@ -21,6 +21,7 @@ from headstart.data.prompt_reader import Detokenizer, PromptReader
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kv_cache import root_digest
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
+from headstart.engine.prompt_scores import PromptScores
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance
@@ -109,6 +110,7 @@ class Request:
     states: StateTrack = field(default_factory=StateTrack)  # of recurrent layers
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_scores: PromptScores | None = None  # of the first sample, where they are asked for
     text: Detokenizer | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
@@ -157,6 +159,11 @@ class Request:
             num_output=self.num_output + len(drafts), end_ids=self.end_ids, mask=mask,
             history=history,
         )  # fmt: skip
+
+    @property
+    def is_scoring(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be computed."""
+        return self.prompt_scores is not None and not self.prompt_scores.is_done
 
     @property
     def is_decoding(self) -> bool:
@@ -266,6 +273,8 @@ class Admission:
         )  # fmt: skip
         request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
         request.stats.max_tokens = limit
+        if params.prompt_logprobs is not None and sample == 0:
+            request.prompt_scores = PromptScores(ids, params.prompt_logprobs)
         tokenizer = self._prompts.tokenizer if params.detokenize else None
         if tokenizer is not None:
             request.text = Detokenizer(

@@ -206,7 +206,8 @@ class Rounds:
 
         As many enter as fit, the most important first: the others must not wait for room.
         """
-        entering = [w for w in works if not w.drafts and self.takes(w.request)][: self.room()]
+        able = [w for w in works if not w.drafts and w.request.room > 0 and self.takes(w.request)]
+        entering = able[: self.room()]
         if not entering:
             return list(works), logits
         own: list[int] = []

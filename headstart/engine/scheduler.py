@@ -53,8 +53,9 @@ class Work:
             tokens = [request.tokens[-1], *self.drafts]
         else:
             tokens = request.tokens[self.start : self.stop]
+        wants_states = feeds_head or request.is_scoring
         return TrunkRows(
-            tokens, self.start, request.blocks, self.num_logits, feeds_head, self.states
+            tokens, self.start, request.blocks, self.num_logits, wants_states, self.states
         )
 
 
@@ -143,6 +144,8 @@ class Scheduler:
             return min(1 + len(request.drafts), budget)
         left = len(request.tokens) - request.num_computed
         if self._options.chunked_prefill:
+            if request.is_scoring:  # the LM head over all rows costs up to as much as the trunk
+                budget = min(budget, max(1, self._max_rows // 2))
             return min(left, budget)
         return left if left <= budget or is_first else 0
 
@@ -206,6 +209,9 @@ class Scheduler:
             hit: list[int] | None = self.pool.match(
                 request.tokens, request.digests, request.cache_root
             )
+            if request.prompt_scores is not None and request.is_scoring:
+                # Rows that are found are not computed, and give no log-probabilities.
+                hit = (hit or [])[: request.prompt_scores.num_rows // self.pool.block_size]
             if self.states is not None:
                 hit = self.states.begin(request, hit or [])
             if hit is None:

@@ -41,7 +41,7 @@ def _setting(default: _T, help_text: str) -> _T:
 class SamplingParams:
     """What one request asks of the sampler, of the end of its answer and of drafting."""
 
-    max_tokens: int | None = _setting(None, "tokens to generate at most; default: what fits")
+    max_tokens: int | None = _setting(None, "tokens to generate at most, or 0; default: what fits")
     min_tokens: int = _setting(0, "tokens before which nothing ends the answer")
     temperature: float = _setting(1.0, "0 takes the most likely token; higher is more varied")
     top_k: int = _setting(0, "choose among this many most likely tokens; 0 or -1: all")
@@ -61,6 +61,9 @@ class SamplingParams:
     seed: int | None = _setting(None, "same seed, same text; default: one is drawn and reported")
     logprobs: int | None = _setting(
         None, "log-probabilities, with this many alternatives; 0: of the chosen token only"
+    )
+    prompt_logprobs: int | None = _setting(
+        None, "log-probabilities of the prompt's tokens, with this many alternatives"
     )
     logprobs_mode: LogprobsMode = _setting("raw", "raw (the model's own) or processed")
     detokenize: bool = _setting(True, "give the text, not only token ids")
@@ -147,14 +150,15 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "repetition_penalty": (0.01, 100, False),
     "presence_penalty": (-2, 2, False),
     "frequency_penalty": (-2, 2, False),
-    "max_tokens": (1, _MOST, False),
+    "max_tokens": (0, _MOST, False),
     "min_tokens": (0, _MOST, False),
     "n": (1, _MOST_ANSWERS, False),
     "seed": (-(1 << 63), MASK64, False),
     "logprobs": (0, _MOST, False),
+    "prompt_logprobs": (0, _MOST, False),
 }
-_WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs")
-_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 

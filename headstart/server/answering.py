@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -22,9 +23,10 @@ from headstart.server.grammars.specs import GrammarSpec, grammar_spec
 from headstart.server.intake import check_name
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
-from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_template
+from headstart.server.protocol.messages import for_template
+from headstart.server.protocol.requests import ChatRequest, SamplerFields, SamplingFields
 from headstart.server.reasoning import after_reasoning
-from headstart.server.refusals import STOPPED, Refusal, refusal_of, renamed, too_long, too_slow
+from headstart.server.refusals import Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
 from headstart.server.tools.calls import PreparedChat
@@ -33,7 +35,9 @@ from headstart.server.wire import (
     DONE,
     begin_stream,
     encoded,
-    events,
+    key_in,
+    named_events,
+    plain_events,
     record_of,
     salt_of_key,
     send_part,
@@ -45,22 +49,30 @@ from headstart.server.worker import Channel, Event, Job
 
 _log = logging.getLogger("headstart.server")
 _ERROR_SECONDS = 1.0  # for sending an error to a client that reads slowly
+_LAST_SECONDS = 5.0  # for what was written when time was up
 
 
 def answer_route(
-    state: ServerState, kind: type[SamplingFields], prefix: str, prepare: Callable[..., Prepared]
-) -> Callable[[Request], Awaitable[Response]]:
-    """What a route does that answers bodies of this kind; ids of answers begin with `prefix`."""
+    state: ServerState, kind: type[SamplerFields], prefix: str, prepare: Callable[..., Prepared],
+    *, convert: Callable[[Any], SamplingFields] = lambda body: body,
+) -> Callable[[Request], Awaitable[Response]]:  # fmt: skip
+    """What a route does that answers bodies of this kind; ids of answers begin with `prefix`.
+
+    `prepare` gets what `convert` makes of a body, and the body itself where that is another one.
+    """
 
     async def answer(request: Request) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
         check_name(body.model, state.names)
-        body.check(state.options)
+        asked = convert(body)
+        asked.check(state.options)
         salt = body.cache_salt
         if state.options.separate_key_caches:
-            salt = salt_of_key(request.headers.get("authorization", ""), salt)
-        return Answering(state, body, f"{prefix}-{secrets.token_hex(16)}", prepare, salt)
+            salt = salt_of_key(key_in(request.headers), salt)
+        own = prepare if asked is body else partial(prepare, body)
+        name = asked.request_id or secrets.token_hex(16)
+        return Answering(state, asked, f"{prefix}{name}", own, salt)
 
     return answer
 
@@ -75,11 +87,11 @@ class Answering(Response):
         self._cache_salt = cache_salt
         self.state, self.request, self.answer_id = state, request, answer_id
         self._prepare = prepare
-        self._is_streaming = False
+        self._writer: Writer | None = None  # of a stream that has begun
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._record = record_of(scope)
+        self._record, self._path = record_of(scope), scope.get("path", "")
         self._record.id, self._record.is_stream = self.answer_id, self.request.stream
         is_sent = await until_gone(receive, self._run(send))
         if not is_sent and self._record.error is None:  # else it was counted for what went wrong
@@ -88,18 +100,24 @@ class Answering(Response):
 
     async def _run(self, send: Send) -> None:
         limit = self.state.options.request_timeout_seconds
+        deadline = asyncio.get_running_loop().time() + limit
         try:
             asked = self.request
             with self.state.gate.entry(asked.num_answers, field=asked.answers_field):
-                async with asyncio.timeout(limit):
-                    await self._answer(send)
-            self.state.tally.finished += 1
+                async with asyncio.timeout_at(deadline) as timeout:
+                    is_cut = await self._answer(send, timeout, deadline)
+            self.state.tally.finished += not is_cut
+            self.state.tally.aborted += is_cut
         except TimeoutError:
             await self._refuse(send, too_slow(limit))
         except Exception as error:
             await self._refuse(send, renamed(error, self.request.own_names))
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send, timeout: asyncio.Timeout, deadline: float) -> bool:
+        """Send the answer; whether its time was up before it was complete.
+
+        The engine then ends it with what it has, for which `timeout` leaves some time.
+        """
         state = self.state
         prepared = await in_thread(
             state.pool, state.model.templates,
@@ -119,14 +137,21 @@ class Answering(Response):
             )  # fmt: skip
         channel = Channel(jobs)
         state.worker.submit(channel)
+        timeout.reschedule(deadline + _LAST_SECONDS)
+        error = too_slow(state.options.request_timeout_seconds)
+        timer = asyncio.get_running_loop().call_at(deadline, state.worker.cut, channel, error)
         try:
             if self.request.stream:
                 await self._stream(channel, prepared, send)
             else:
                 await self._whole(channel, prepared, send)
         finally:
+            timer.cancel()
             self._record.results = prepared.writer.results
+            self._record.prompt_tokens = sum(len(job.asked.ids) for job in jobs)
+            self._record.output_tokens = prepared.writer.num_output
             state.worker.leave(channel)
+        return channel.is_cut
 
     async def _whole(self, channel: Channel, prepared: Prepared, send: Send) -> None:
         while not channel.is_done:
@@ -142,8 +167,9 @@ class Answering(Response):
 
     async def _stream(self, channel: Channel, prepared: Prepared, send: Send) -> None:
         writer = prepared.writer
+        events = named_events if writer.names_events else plain_events
         await begin_stream(send)
-        self._is_streaming = True
+        self._writer = writer
         await send_part(send, events(writer.first_chunks()))
         while not channel.is_done:
             chunks = []
@@ -152,7 +178,8 @@ class Answering(Response):
                 chunks += writer.chunks(event)
             if chunks:
                 await send_part(send, events(chunks))
-        await send_part(send, events(writer.last_chunks()) + DONE, is_last=True)
+        last = events(writer.last_chunks()) + (b"" if writer.names_events else DONE)
+        await send_part(send, last, is_last=True)
 
     async def _take(self, channel: Channel) -> list[Event]:
         taken = await channel.take()
@@ -164,17 +191,20 @@ class Answering(Response):
     async def _refuse(self, send: Send, error: BaseException) -> None:
         refusal = refusal_of(error)
         self._record.error = refusal.message
-        self.state.tally.count(refusal.status, is_stopped=refusal.code == STOPPED)
+        self.state.tally.count(refusal)
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._send_error(send, refusal), _ERROR_SECONDS)
 
     async def _send_error(self, send: Send, refusal: Refusal) -> None:
-        if self._is_streaming:
-            await send_part(send, events([refusal.body]) + DONE, is_last=True)
-        else:
-            await send_refusal(send, refusal)
+        writer = self._writer
+        if writer is None:
+            await send_refusal(send, refusal, self._path)
+            return
+        error = [writer.error(refusal)]
+        last = named_events(error) if writer.names_events else plain_events(error) + DONE
+        await send_part(send, last, is_last=True)
 
 
 @dataclass(frozen=True)
@@ -188,9 +218,10 @@ class Prepared:
 
 
 def prepare_chat(
-    request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
-) -> Prepared:
-    messages = for_template(request.messages, model.chat_template)
+    request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions, *,
+    new_writer: Callable[..., Writer] = ChatWriter,
+) -> Prepared:  # fmt: skip
+    messages = for_template(request.messages)
     chat = _with_tools(request, messages, model)
     is_kept = chat.format is not None or model.thinks_in_special
     special = model.plain_special if is_kept and request.skip_special_tokens is not False else {}
@@ -204,7 +235,7 @@ def prepare_chat(
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
     is_content = chat.format is None and reasoning is None  # and nothing else, as most answers
-    writer = ChatWriter(
+    writer = new_writer(
         request, jobs, model=model, answer_id=answer_id, start=start,
         limited_by=limiting_field(request, spec),
         new_text=None if is_content else lambda: ChatText(chat, reasoning, start, special),
@@ -218,7 +249,8 @@ def _with_tools(
     """What tools, earlier calls and a grammar make of a request; most have none of them."""
     spec = grammar_of(request)
     given = (request.tools, request.tool_choice)
-    if given == (None, None) and not any("tool_calls" in message for message in messages):
+    is_plain = all("tool_calls" not in own and own["role"] != "tool" for own in messages)
+    if given == (None, None) and is_plain:
         return PreparedChat(messages, grammar=spec)
     return prepare_tools(
         messages, tools=request.tools, tool_choice=request.tool_choice,

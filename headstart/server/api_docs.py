@@ -13,13 +13,18 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 
+from headstart.server.answer_schemas import REFERENCE, SCHEMAS, answered, reference
+from headstart.server.apis.messages_request import CountTokensRequest, MessagesRequest
+from headstart.server.apis.responses_request import ResponsesRequest
 from headstart.server.completions import CompletionRequest
 from headstart.server.protocol.base import HARMLESS, Part
 from headstart.server.protocol.requests import ChatRequest
 from headstart.server.tokens import DetokenizeRequest, TokenizeRequest
 
-_BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
-_REFERENCE = "#/components/schemas/{model}"
+_BODIES = (
+    ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, CountTokensRequest,
+    TokenizeRequest, DetokenizeRequest,
+)  # fmt: skip
 _ERROR = {
     "type": "object",
     "properties": {
@@ -53,13 +58,14 @@ td, th {{ text-align: left; vertical-align: top; padding: 0.1rem 1rem 0.1rem 0 }
 _POLICY = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
-def body_of(kind: type[Part]) -> dict[str, Any]:
-    """What a route says about its body and its refusals."""
-    schema = {"$ref": _REFERENCE.format(model=kind.__name__)}
-    refusal = {"application/json": {"schema": {"$ref": _REFERENCE.format(model="Error")}}}
+def body_of(kind: type[Part], answer: str, *, streams: bool = False) -> dict[str, Any]:
+    """What a route says about its body, its answers and its refusals."""
+    schema = reference(kind.__name__)
+    refusal = {"application/json": {"schema": reference("Error")}}
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
+            **answered(answer, streams=streams)["responses"],
             "4XX": {"description": "refused: the message says why", "content": refusal},
             "5XX": {"description": "failed, or not ready", "content": refusal},
         },
@@ -73,15 +79,25 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             _, schemas = models_json_schema(
-                [(kind, "validation") for kind in _BODIES], ref_template=_REFERENCE
+                [(kind, "validation") for kind in _BODIES], ref_template=REFERENCE
             )
             components = made.setdefault("components", {}).setdefault("schemas", {})
-            components |= {**schemas["$defs"], "Error": _ERROR}
+            components |= {**schemas["$defs"], "Error": _ERROR, **SCHEMAS}
+            _without_422(made)
             made["info"]["description"] = _harmless()
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
+
+
+def _without_422(document: dict[str, Any]) -> None:
+    """FastAPI lists answers of its own checks, which no route here leaves anything to."""
+    for ways in document["paths"].values():
+        for route in ways.values():
+            route["responses"].pop("422", None)
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
 
 
 def _harmless() -> str:

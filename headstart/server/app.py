@@ -11,13 +11,22 @@ from starlette.exceptions import HTTPException
 
 from headstart import __version__
 from headstart.errors import ConfigError, RequestError
+from headstart.server.answer_schemas import answered
 from headstart.server.answering import answer_route, prepare_chat
-from headstart.server.api_docs import body_of, describe, fields_page
+from headstart.server.api_docs import body_of, describe
+from headstart.server.apis.messages_request import CountTokensRequest, MessagesRequest
+from headstart.server.apis.prepare import (
+    as_chat,
+    count_message_tokens,
+    prepare_message,
+    prepare_response,
+)
+from headstart.server.apis.responses_request import ResponsesRequest
 from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.intake import check_name
-from headstart.server.page import page_response
+from headstart.server.operation import add_operation, document_response, json_response
 from headstart.server.protocol.requests import ChatRequest
-from headstart.server.refusals import Refusal, no_such_route, refusal_of
+from headstart.server.refusals import Refusal, no_such_route, refusal_of, where_instead
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
 from headstart.server.tokens import (
@@ -37,7 +46,7 @@ def create_app(state: ServerState) -> FastAPI:
     keys = [Depends(Access(state.options, is_public=state.is_public).check)]
     _add_answers(app, state, keys)
     _add_tokens(app, state, keys)
-    _add_operation(app, state)
+    add_operation(app, state, keys)
     for kind in (Refusal, RequestError, ConfigError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     if state.options.cors_origin:
@@ -53,88 +62,81 @@ def create_app(state: ServerState) -> FastAPI:
 def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     app.post(
         "/v1/chat/completions", name="chat_completions", description="Answer a conversation.",
-        dependencies=keys, openapi_extra=body_of(ChatRequest),
-    )(answer_route(state, ChatRequest, "chatcmpl", prepare_chat))  # fmt: skip
+        dependencies=keys, openapi_extra=body_of(ChatRequest, "ChatAnswer", streams=True),
+    )(answer_route(state, ChatRequest, "chatcmpl-", prepare_chat))  # fmt: skip
     app.post(
         "/v1/completions", name="completions", description="Continue a text.",
-        dependencies=keys, openapi_extra=body_of(CompletionRequest),
-    )(answer_route(state, CompletionRequest, "cmpl", prepare_completion))  # fmt: skip
+        dependencies=keys,
+        openapi_extra=body_of(CompletionRequest, "CompletionAnswer", streams=True),
+    )(answer_route(state, CompletionRequest, "cmpl-", prepare_completion))  # fmt: skip
+    app.post(
+        "/v1/responses",
+        name="responses",
+        description="Answer a conversation, in OpenAI's newer form; nothing is kept.",
+        dependencies=keys,
+        openapi_extra=body_of(ResponsesRequest, "ResponsesAnswer", streams=True),
+    )(answer_route(state, ResponsesRequest, "resp_", prepare_response, convert=as_chat))
+    app.post(
+        "/v1/messages", name="messages", description="Answer a conversation, in Anthropic's form.",
+        dependencies=keys, openapi_extra=body_of(MessagesRequest, "MessagesAnswer", streams=True),
+    )(answer_route(state, MessagesRequest, "msg_", prepare_message, convert=as_chat))  # fmt: skip
 
-    @app.get("/v1/models", dependencies=keys)
+    @app.get("/v1/models", dependencies=keys, openapi_extra=answered("Models"))
     async def models() -> Response:
         """The served model, under all its names."""
         state.gate.check()
-        return _document({"object": "list", "data": state.model.cards()})
+        return document_response({"object": "list", "data": state.model.cards()})
 
-    @app.get("/v1/models/{name:path}", dependencies=keys)
+    @app.get("/v1/models/{name:path}", dependencies=keys, openapi_extra=answered("Model"))
     async def model(name: str) -> Response:
         """The served model, under this name."""
         state.gate.check()
         check_name(name, state.names)
-        return _document({**state.model.cards()[0], "id": name})
+        return document_response({**state.model.cards()[0], "id": name})
 
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     async def converted(
-        request: Request, kind: type[TokensRequest], convert: Callable[..., bytes]
+        request: Request,
+        kind: type[TokensRequest | CountTokensRequest],
+        convert: Callable[..., bytes],
     ) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
         check_name(body.model, state.names)
         with state.gate.entry(1, is_timed=False):
             templates = state.model.templates
-            return _json(await in_thread(state.token_pool, templates, convert, body, state.model))
+            return json_response(
+                await in_thread(state.token_pool, templates, convert, body, state.model)
+            )
 
-    @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest))
+    @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest, "Tokens"))
     async def tokenize_text(request: Request) -> Response:
         """Token ids of a text or a conversation."""
         return await converted(request, TokenizeRequest, tokenize)
 
-    @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest))
+    @app.post(
+        "/v1/messages/count_tokens",
+        dependencies=keys,
+        openapi_extra=body_of(CountTokensRequest, "CountAnswer"),
+    )
+    async def count_tokens(request: Request) -> Response:
+        """How many tokens POST /v1/messages would read."""
+        return await converted(request, CountTokensRequest, count_message_tokens)
+
+    @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest, "Text"))
     async def detokenize_ids(request: Request) -> Response:
         """The text of token ids."""
         return await converted(request, DetokenizeRequest, detokenize)
 
 
-def _add_operation(app: FastAPI, state: ServerState) -> None:
-    @app.get("/", include_in_schema=False)
-    async def page() -> Response:
-        return page_response()
-
-    @app.get("/docs", include_in_schema=False)
-    async def fields() -> Response:
-        return fields_page(app.openapi())
-
-    @app.get("/health")
-    async def health() -> Response:
-        """200 when requests are answered; 503 while loading, while draining, after a failure."""
-        return _document({"status": state.health}, 200 if state.health == "ready" else 503)
-
-    @app.get("/version")
-    async def version() -> Response:
-        return _document({"version": __version__})
-
-    @app.get("/metrics")
-    async def metrics() -> Response:
-        """All metrics, in Prometheus' text format."""
-        body, kind = await state.rendered_metrics()
-        return Response(body, headers={"content-type": kind})
-
-
-def _document(document: Any, status: int = 200) -> Response:
-    return _json(encoded(document), status)
-
-
-def _json(body: bytes, status: int = 200) -> Response:
-    return Response(body, status, media_type="application/json")
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
-        message = f"{request.method} {request.url.path[:80]}: {error.detail}."
+        path = request.url.path
+        said = where_instead(path) if error.status_code == 404 else ""
+        message = f"{request.method} {path[:80]}: {error.detail}.{said}"
         error = no_such_route(error.status_code, message, error.headers or {})
     refusal = refusal_of(error)
     record_of(request.scope).error = refusal.message
-    return Response(
-        encoded(refusal.body), refusal.status, refusal.headers, media_type="application/json"
-    )
+    body = encoded(refusal.body_for(request.url.path))
+    return Response(body, refusal.status, refusal.headers, media_type="application/json")

@@ -6,6 +6,7 @@ What it shares with chats is in `protocol/requests.py`, `answering.py` and `answ
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -20,7 +21,7 @@ from headstart.server.answering import (
     limiting_field,
     seeded,
 )
-from headstart.server.answers.logprobs import TextOffsets, completion_logprobs
+from headstart.server.answers.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from headstart.server.answers.writer import Writer
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
@@ -42,6 +43,7 @@ class CompletionRequest(SamplingFields):
     )
     logprobs: Whole | None = None
     echo: bool = False
+    add_special_tokens: bool = True
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -62,6 +64,16 @@ class CompletionRequest(SamplingFields):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        both = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((number for number in both if number is not None), default=None)
+
+    @property
+    def scores_echo(self) -> bool:
+        """Whether the repeated prompt comes with its log-probabilities."""
+        return self.echo and self.logprobs is not None
+
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)
         if self.num_answers > limits.max_n:
@@ -69,10 +81,6 @@ class CompletionRequest(SamplingFields):
                 f"prompt holds {len(self.prompts)} prompts of {self.n or 1} answers each; this "
                 f"server gives at most {limits.max_n} answers per request (--max-n).",
                 field="prompt",
-            )
-        if self.echo and self.logprobs is not None:
-            raise RequestError(
-                "echo is given with logprobs; those of a prompt are not computed.", field="echo"
             )
 
 
@@ -84,6 +92,8 @@ def prepare_completion(
     spec = grammar_of(request)
     jobs = []
     for number, prompt in enumerate(request.prompts):
+        if isinstance(prompt, str) and not request.add_special_tokens:
+            prompt = engine.prompts.encode(prompt, add_special_tokens=False)
         asked = engine.read(prompt, seeded(params))
         check_length(asked.ids, request, model, limits.max_prompt_tokens)
         name = answer_id if number == 0 else f"{answer_id}-{number}"
@@ -111,22 +121,48 @@ class CompletionWriter(Writer):
         super().__init__(*args, **options)
         self._echoed = echoed
         self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._held: dict[int, list[dict[str, Any]]] = {}  # chunks that wait for a prompt's scores
 
     @property
     def is_large(self) -> bool:
+        if self.request.num_prompt_logprobs is not None:
+            return True
         return super().is_large or self._num_samples * sum(map(len, self._echoed)) > _LONG_ECHO
 
     def first_chunks(self) -> list[dict[str, Any]]:
+        """The prompts, unless their log-probabilities come with them."""
         if not self.request.echo:
             return []
-        samples = self._num_samples
+        numbers = range(len(self.jobs))
+        if self.request.scores_echo:
+            self._held = {number: [] for number in numbers}
+            return []
+        return [chunk for number in numbers for chunk in self._echoes(number, None)]
+
+    def _echoes(self, number: int, entries: list[TokenLogprob] | None) -> list[dict[str, Any]]:
+        first = number * self._num_samples
         return [
-            self.chunk(_choice(number * samples + sample, self._echoed[number], None, None))
-            for number in range(len(self.jobs))
-            for sample in range(samples)
-        ]
+            self.chunk(
+                _choice(
+                    index, self._echoed[number],
+                    None if entries is None else self._logprobs(index, entries, is_prompt=True),
+                    None,
+                )
+            )
+            for index in range(first, first + self._num_samples)
+        ]  # fmt: skip
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:
+        """Other samples' chunks wait for the one that brings the prompt's log-probabilities."""
+        scores, before = event.update.prompt_logprobs, []
+        if event.number in self._held:
+            if scores is None:
+                self._held[event.number] += self._chunks(event)
+                return []
+            before = self._echoes(event.number, scores) + self._held.pop(event.number)
+        return before + self._chunks(event)
+
+    def _chunks(self, event: Event) -> list[dict[str, Any]]:
         update, index = event.update, self.index(event)
         if not update.text and update.finish_reason is None and not self._shows_tokens:
             return []
@@ -142,20 +178,39 @@ class CompletionWriter(Writer):
 
     def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
         text = (self._echoed[number] if self.request.echo else "") + output.text
-        logprobs = None
+        scores, logprobs = self.results[number].prompt_logprobs, None
         if output.logprobs is not None:
+            before = None
+            if self.request.scores_echo:
+                before = self._logprobs(index, scores or [], is_prompt=True)
             logprobs = self._logprobs(index, output.logprobs)
+            if before is not None:
+                logprobs = {name: before[name] + logprobs[name] for name in logprobs}
         choice = _choice(index, text, logprobs, output.finish_reason)
         extra = self.extras(index, output)
         if self.request.return_token_ids:
             extra["prompt_token_ids"] = self.results[number].prompt_token_ids
+        if self.request.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_logprobs(scores or [], self.model.pieces)
         return {**choice, **extra}
 
-    def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+    def _logprobs(
+        self, index: int, entries: list[TokenLogprob], *, is_prompt: bool = False
+    ) -> dict[str, Any]:
+        """Of a part of a choice's text; a prompt is echoed with it, so that offsets go on."""
         if index not in self._offsets:
             skip = self.request.skip_special_tokens is not False
             self._offsets[index] = TextOffsets(self.model.pieces, skip_special=skip)
-        return completion_logprobs(entries, self.model.pieces, self._offsets[index])
+        first, top = None, self.request.logprobs or 0
+        if is_prompt:
+            first = self.jobs[index // self._num_samples].asked.ids[0]
+            entries = [
+                entry._replace(top=dict(islice(entry.top.items(), top))) for entry in entries
+            ]
+        return completion_logprobs(
+            entries, self.model.pieces, self._offsets[index], first=first,
+            as_ids=self.request.return_tokens_as_token_ids,
+        )  # fmt: skip
 
 
 def _choice(

@@ -25,7 +25,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from headstart.errors import RequestError
-from headstart.server.protocol.base import HARMLESS, Part, field_names
+from headstart.server.protocol.base import STRUCTURED, Part, field_names, means_nothing
 from headstart.server.protocol.field_errors import field_refusal
 from headstart.server.refusals import Refusal, queue_full, unavailable
 from headstart.server.worker import Worker
@@ -152,20 +152,35 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     if not isinstance(document, dict):
         found = type(document).__name__
         raise Refusal(400, f"the body is a {found}; give a JSON object.", code="invalid_json")
-    fields = _meaningful(document)
+    fields = _structured(_meaningful(document, kind), kind)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise field_refusal(error, fields, field_names(kind)) from None
 
 
-def _meaningful(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mean something: not null, and not among the harmless ones."""
+def _meaningful(body: dict[str, Any], kind: type[Part]) -> dict[str, Any]:
     return {
         name: _without_nulls(value) if name in _PARTS else value
         for name, value in body.items()
-        if name not in HARMLESS and value is not None
+        if not means_nothing(kind, name, value)
     }
+
+
+def _structured(fields: dict[str, Any], kind: type[Part]) -> dict[str, Any]:
+    """The same with other servers' names for `structured_outputs` under that one."""
+    found = [name for name in fields if name in STRUCTURED and name not in kind.model_fields]
+    if not found or "structured_outputs" not in kind.model_fields:
+        return fields
+    if len(found) > 1 or "structured_outputs" in fields:
+        both = [*found, "structured_outputs"][:2]
+        raise Refusal(
+            400, f"{both[0]} and {both[1]} are both given; give one.", param=found[0],
+            code="invalid_value",
+        )  # fmt: skip
+    own = {STRUCTURED[found[0]]: fields[found[0]]}
+    kept = {name: value for name, value in fields.items() if name != found[0]}
+    return {**kept, "structured_outputs": own}
 
 
 def _without_nulls(part: Any) -> Any:

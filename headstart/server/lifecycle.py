@@ -62,7 +62,7 @@ class Serving:
     ):  # fmt: skip
         """With `is_eager` the compiler of grammars starts before a request needs it."""
         self.options, self._is_eager = options, is_eager
-        self._listener, self.url = listener, url_of(listener)
+        self._listener, self.url = listener, url_of(listener, options)
         self.state = ServerState(model, options, make_engine, is_public=is_public(listener))
         self._signals: list[int] = []
         self._was_ready = False
@@ -102,6 +102,7 @@ class Serving:
             limit_concurrency=self.options.max_connections, timeout_keep_alive=_IDLE_SECONDS,
             h11_max_incomplete_event_size=_HEADER_BYTES,
             timeout_graceful_shutdown=int(_ERROR_SECONDS) + 1,
+            ssl_certfile=self.options.ssl_certfile, ssl_keyfile=self.options.ssl_keyfile,
         )  # fmt: skip
 
     def _changed(self) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 
 from headstart import __version__
 from headstart.engine.engine import Engine
-from headstart.errors import RequestError
+from headstart.errors import ConfigError, RequestError
 from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec, regex
-from headstart.server.options import ServerOptions
+from headstart.server.options import ServerOptions, read_template
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
 from headstart.server.refusals import about
 from headstart.server.templates.client import TemplateProcess
+from headstart.server.tools.described import USUAL, has_place
 from headstart.server.tools.formats import tool_format
 
 _TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking
@@ -33,8 +34,15 @@ class ServedModel:
         self.max_len = engine.admission.longest
         self.fingerprint = f"headstart-{__version__}"
         self.tokenizer: Any = engine.prompts.tokenizer
+        if options.chat_template is not None:
+            if self.tokenizer is None:
+                raise ConfigError("--chat-template needs a tokenizer and the checkpoint has none.")
+            self.tokenizer.chat_template = read_template(options.chat_template)
         self.chat_template: str | None = getattr(self.tokenizer, "chat_template", None)
         self.tool_format = tool_format(options.tool_call_parser, self.chat_template)
+        is_unknown = self.tool_format is None and options.tool_call_parser != "none"
+        if is_unknown and self.chat_template and not has_place(self.chat_template):
+            self.tool_format = USUAL
         kind = engine.model.checkpoint.config.model_type
         added = self.tokenizer.get_added_vocab() if self.tokenizer is not None else {}
         self.reasoning_format = reasoning_format(
@@ -145,6 +153,17 @@ class ServedModel:
         if self.tokenizer is None:
             raise RequestError("text needs a tokenizer and the checkpoint has none.")
         return self.engine.prompts.decode(ids)
+
+    def tokenizer_info(self) -> dict[str, Any]:
+        """What GET /tokenizer_info says."""
+        if self.tokenizer is None:
+            raise RequestError("the checkpoint has no tokenizer.")
+        special = {name: str(text) for name, text in self.tokenizer.special_tokens_map.items()}
+        return {
+            "tokenizer_class": type(self.tokenizer).__name__, **special,
+            "chat_template": self.chat_template, "model_max_length": self.max_len,
+            "vocab_size": self.engine.model.config.vocab,
+        }  # fmt: skip
 
     def cards(self) -> list[dict[str, Any]]:
         """Entries of GET /v1/models."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import ssl
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
@@ -35,6 +37,12 @@ class ServerOptions:
             "help": f"clients must send one of these keys, may be repeated; {API_KEY_VARIABLE} "
             "holds more, separated by commas"
         },
+    )
+    ssl_certfile: str | None = field(
+        default=None, metadata={"help": "TLS: file with the certificate and its chain"}
+    )
+    ssl_keyfile: str | None = field(
+        default=None, metadata={"help": "TLS: file with the key, where it is another one"}
     )
     cors_origin: list[str] | None = field(
         default=None,
@@ -75,6 +83,9 @@ class ServerOptions:
     max_template_seconds: float = field(
         default=5.0, metadata={"help": "longest processor time of a chat template for one request"}
     )
+    chat_template: str | None = field(
+        default=None, metadata={"help": "file with a chat template to use instead of the model's"}
+    )
     tool_call_parser: str | None = field(
         default=None, metadata={"help": "format of tool calls; default: by the chat template"}
     )
@@ -96,6 +107,8 @@ class ServerOptions:
                 raise ConfigError(f"--{flag} is {value}; give a number above 0.")
         if self.max_queue < 0 or self.max_logprobs < 0:
             raise ConfigError("--max-queue and --max-logprobs cannot be below 0.")
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("--ssl-keyfile is given without --ssl-certfile; give both.")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"--log-format is {self.log_format!r}; give text or json.")
         if any(not name.strip() for name in self.served_model_name or ()):
@@ -121,6 +134,24 @@ _POSITIVE = (
     "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
     "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
+
+
+def read_template(path: str) -> str:
+    """The text of a chat template; ConfigError where it cannot be read."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"--chat-template is {path!r}, which cannot be read ({why}). Give a file with a Jinja "
+            "template."
+        ) from None
+    if "messages" not in text:
+        raise ConfigError(
+            f"--chat-template is {path!r}, which does not mention `messages`; give a Jinja "
+            "template for chats."
+        )
+    return text
 
 
 def listen(options: ServerOptions) -> socket.socket:
@@ -149,8 +180,24 @@ def is_public(listener: socket.socket) -> bool:
     return not (mapped or address).is_loopback
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, options: ServerOptions | None = None) -> str:
     """The address at which this machine reaches the server."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if options is not None and options.ssl_certfile is not None else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def check_certificate(options: ServerOptions) -> None:
+    """ConfigError where the files for TLS cannot be used."""
+    if options.ssl_certfile is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: "")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificate {options.ssl_certfile!r} with the key "
+            f"{options.ssl_keyfile or options.ssl_certfile!r} cannot be used ({error.args[-1]}). "
+            "Give PEM files, the key without a passphrase."
+        ) from None

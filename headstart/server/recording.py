@@ -38,13 +38,16 @@ class RequestRecord:
 
     arrived: float = field(default_factory=time.perf_counter)
     id: str = "-"
+    request_id: str | None = None  # the client's own
     route: str = ""
     status: int = 0
     model: str = ""
     client: str | None = None
     seconds: float = 0.0  # from arrival to the last byte
     first_token_seconds: float | None = None  # from arrival; None where there was none
-    results: Sequence[Result] = ()  # one per prompt
+    results: Sequence[Result] = ()  # one per prompt that has ended
+    prompt_tokens: int | None = None  # of all prompts, also of those that have not ended,
+    output_tokens: int = 0  # and of what was written for them
     is_stream: bool = False
     error: str | None = None  # the message of a refused or failed request
     prompt: Any = None  # set it only with --log-prompts
@@ -52,13 +55,16 @@ class RequestRecord:
     def as_fields(self) -> dict[str, Any]:
         """Fields in the order of the line; what is unknown is left out."""
         fields: dict[str, Any] = {
-            "id": self.id, "route": self.route, "status": self.status, "model": self.model,
-            "client": self.client, "stream": self.is_stream, "seconds": round(self.seconds, 6),
+            "id": self.id, "request_id": self.request_id, "route": self.route,
+            "status": self.status, "model": self.model, "client": self.client,
+            "stream": self.is_stream, "seconds": round(self.seconds, 6),
         }  # fmt: skip
         if self.first_token_seconds is not None:
             fields["first_token_seconds"] = round(self.first_token_seconds, 6)
         if self.results:
             fields |= _of_results(self.results, self.seconds, self.first_token_seconds)
+        if self.prompt_tokens is not None:
+            fields |= {"prompt_tokens": self.prompt_tokens, "output_tokens": self.output_tokens}
         fields |= {"error": self.error, "prompt": self.prompt}
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -23,6 +23,17 @@ _TYPES = {
 }  # fmt: skip
 
 STOPPED = "stopped"  # the code of answers that the end of the server cut off
+TIMED_OUT = "request_timeout"
+ANTHROPIC_PATH = "/v1/messages"
+_WITH_VERSION = ("chat", "completions", "responses", "messages", "models")  # below /v1
+_NOT_HERE = {
+    "embeddings": "embeddings", "embed": "embeddings", "pooling": "embeddings",
+    "rerank": "rankings", "score": "scores of pairs", "classify": "classes",
+    "audio": "speech", "images": "images", "moderations": "moderation", "files": "files",
+    "batches": "batches", "fine_tuning": "fine-tuning", "assistants": "assistants",
+    "threads": "threads", "realtime": "speech", "conversations": "kept conversations",
+    "api": "Ollama's API", "completion": "other engines' own APIs", "infill": "filling in",
+}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -34,18 +45,29 @@ class Refusal(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None  # its `type`, where the status alone does not say it
 
     def __str__(self) -> str:
         return self.message
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = _TYPES.get(self.status, "server_error")
+        kind = self.kind or _TYPES.get(self.status, "server_error")
         return {
             "error": {
                 "message": self.message, "type": kind, "param": self.param, "code": self.code,
             }
         }  # fmt: skip
+
+    @property
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same in the shape of /v1/messages."""
+        own = self.body["error"]
+        kind = {"server_error": "api_error"}.get(own["type"], own["type"])
+        return {"type": "error", "error": {"type": kind, "message": own["message"]}}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        return self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -93,10 +115,11 @@ def stopped() -> Refusal:
 
 
 def too_slow(seconds: float) -> Refusal:
+    """A status that clients do not try again by themselves: it would take as long again."""
     return Refusal(
-        408, f"the answer was not complete after {seconds:g} s, this server's limit. Ask for fewer "
-        "tokens, or raise --request-timeout-seconds.",
-        code="request_timeout",
+        400, f"no token was written within {seconds:g} s, this server's limit. Send a shorter "
+        "prompt or ask when fewer requests run; --request-timeout-seconds raises the limit.",
+        code=TIMED_OUT, kind="timeout_error", headers={"x-should-retry": "false"},
     )  # fmt: skip
 
 
@@ -104,6 +127,23 @@ def no_such_route(status: int, message: str, headers: Mapping[str, str]) -> Refu
     """What the router says before any of our code runs."""
     code = {404: "unknown_url", 405: "method_not_supported"}.get(status)
     return Refusal(status, message, code=code, headers=headers)
+
+
+def where_instead(path: str) -> str:
+    """What to ask instead of a path that there is no route for; empty where nothing is known."""
+    parts = path.strip("/").split("/")
+    if parts[:2] == ["v1", "v1"]:
+        return " The client adds /v1 itself; leave it out of the base URL."
+    if parts[0] in _WITH_VERSION:
+        return f" /v1/{'/'.join(parts)[:60]} is; the base URL of most clients ends with /v1."
+    names = set(parts[:3])
+    found = next((what for name, what in _NOT_HERE.items() if name in names), None)
+    if found is None:
+        return ""
+    return (
+        " This server answers text with text: /v1/chat/completions, /v1/completions, "
+        f"/v1/responses and /v1/messages. For {found} ask another one."
+    )
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from headstart.server.metrics.series import Series
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
 from headstart.server.recording import ServerMetrics
+from headstart.server.refusals import STOPPED, TIMED_OUT, Refusal
 from headstart.server.worker import Worker
 
 _MOST_THREADS = 4  # for prompts, templates and grammars; the engine needs the cores more
@@ -32,10 +33,10 @@ class Tally:
     aborted: int = 0  # the client went away, time was up, or the server was stopped
     failed: int = 0
 
-    def count(self, status: int, *, is_stopped: bool) -> None:
-        """One that ended with an error of this status."""
-        self.aborted += status == 408 or is_stopped
-        self.failed += status == 500
+    def count(self, refusal: Refusal) -> None:
+        """One that ended with this error."""
+        self.aborted += refusal.code in (TIMED_OUT, STOPPED)
+        self.failed += refusal.status == 500
 
     def __str__(self) -> str:
         failed = f", {self.failed} failed" if self.failed else ""

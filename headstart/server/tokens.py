@@ -7,7 +7,7 @@ from typing import Any
 from headstart.errors import ConfigError, RequestError
 from headstart.server.model import ServedModel
 from headstart.server.protocol.base import Part, TokenIds
-from headstart.server.protocol.requests import Messages, Tools, for_template, template_options
+from headstart.server.protocol.messages import Messages, Tools, for_template, template_options
 from headstart.server.refusals import renamed
 from headstart.server.tools.calls import prepare as prepare_tools
 from headstart.server.wire import encoded
@@ -48,20 +48,20 @@ def tokenize(request: TokenizeRequest, model: ServedModel) -> bytes:
         raise RequestError("give either prompt or messages, and not both.", field="prompt")
     if model.tokenizer is None:
         raise RequestError("the checkpoint has no tokenizer.")
-    ids = _ids(request, model)
+    ids = ids_of(request, model)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_len, "tokens": ids}
     if request.return_token_strs:
         answer["token_strs"] = [model.pieces.text_of(token) for token in ids]
     return encoded(answer)
 
 
-def _ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
+def ids_of(request: TokenizeRequest, model: ServedModel) -> list[int]:
     if request.messages is None:
         assert request.prompt is not None
         return model.engine.prompts.encode(
             request.prompt, add_special_tokens=request.add_special_tokens
         )
-    messages = for_template(request.messages, model.chat_template)
+    messages = for_template(request.messages)
     chat = prepare_tools(
         messages, tools=request.tools, format=model.tool_format, chat_template=model.chat_template
     )

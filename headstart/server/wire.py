@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Annotated, Any
+from uuid import uuid4
 
 import h11
 from fastapi import Header, Request
@@ -32,9 +33,10 @@ HEADER_SECONDS = 20.0
 STALL_SECONDS = 20.0  # in which a client must take this much of what waits for it, or all
 _LEAST_BYTES = 1 << 18
 _RECORD = "headstart.record"  # key of a scope
-_QUIET = ("/health", "/metrics")  # asked every few seconds; counted, not logged
+_QUIET = ("/health", "/load", "/metrics", "/ping")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
 DONE = b"data: [DONE]\n\n"
+_NAME = re.compile(r"[A-Za-z0-9_.:/=+-]{1,128}")
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -117,13 +119,16 @@ class Access:
         self._is_for_this_machine = not is_public and not options.api_keys
 
     async def check(
-        self, request: Request, authorization: Annotated[str | None, Header()] = None
+        self,
+        request: Request,
+        authorization: Annotated[str | None, Header()] = None,
+        x_api_key: Annotated[str | None, Header()] = None,
     ) -> None:
         """Refusal for a client that may not; the routes depend on it."""
         if self._is_for_this_machine:
             check_host(request.headers.get("host", ""), self._options.host)
         check_site(request.headers, self._options.cors_origin or ())
-        self._keys.check(authorization)
+        self._keys.check(key_in(request.headers))
 
 
 class Keys:
@@ -132,11 +137,10 @@ class Keys:
     def __init__(self, keys: Sequence[str]):
         self._digests = [_digest(key) for key in keys]
 
-    def check(self, authorization: str | None) -> None:
-        """Refusal unless the header holds one of the keys."""
+    def check(self, key: str | None) -> None:
+        """Refusal unless it is one of the keys."""
         if not self._digests:
             return
-        key = _key_in(authorization or "")
         if key is None:
             raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
         # All are compared, as digests of equal length: the time taken depends on none of them.
@@ -146,14 +150,17 @@ class Keys:
             raise _refused("the API key is not one of this server's.")
 
 
-def salt_of_key(authorization: str, asked: str | None) -> str:
+def salt_of_key(key: str | None, asked: str | None) -> str:
     """A request's own salt behind a digest of its key: keys then share no cached prefix."""
-    return f"{_digest(_key_in(authorization) or '').hex()}:{asked or ''}"
+    return f"{_digest(key or '').hex()}:{asked or ''}"
 
 
-def _key_in(authorization: str) -> str | None:
-    scheme, _, key = authorization.partition(" ")
-    return key.strip() if scheme.lower() == "bearer" and key else None
+def key_in(headers: Mapping[str, str]) -> str | None:
+    """The key that a request brings, as OpenAI's clients send it or as Anthropic's do."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and key:
+        return key.strip()
+    return headers.get("x-api-key", "").strip() or None
 
 
 def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
@@ -212,11 +219,15 @@ class Observed:
             await self._app(scope, receive, send)
             return
         record, status = record_of(scope), _GONE
+        record.request_id = _request_id(scope)
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                name = record.request_id or (record.id if record.id != "-" else uuid4().hex)
+                own = [*message.get("headers", ()), (b"x-request-id", name.encode())]
+                message = {**message, "headers": own}
             await send(message)
 
         try:
@@ -228,7 +239,7 @@ class Observed:
                 raise
             if refusal.status == 500:
                 _log.error("%s %s failed", scope["method"], scope["path"][:80], exc_info=error)
-            await send_refusal(watch, refusal)
+            await send_refusal(watch, refusal, scope["path"])
         finally:
             route, client = getattr(scope.get("route"), "path", None), scope.get("client")
             record.seconds, record.status = time.perf_counter() - record.arrived, status
@@ -237,6 +248,12 @@ class Observed:
             self._metrics.http_request(route, scope["method"], status, record.seconds)
             if route not in _QUIET:
                 log_request(record)
+
+
+def _request_id(scope: Scope) -> str | None:
+    """What a client calls its request, if it is a name."""
+    given = dict(scope.get("headers", ())).get(b"x-request-id", b"").decode("latin-1")
+    return given if _NAME.fullmatch(given) else None
 
 
 def encoded(document: Any) -> bytes:
@@ -248,8 +265,16 @@ def encoded(document: Any) -> bytes:
         return text.encode("utf-8", "replace")
 
 
-def events(documents: Iterable[Any]) -> bytes:
+def plain_events(documents: Iterable[Any]) -> bytes:
     return b"".join(b"data: " + encoded(document) + b"\n\n" for document in documents)
+
+
+def named_events(documents: Iterable[Any]) -> bytes:
+    """Events whose name is their document's `type`."""
+    return b"".join(
+        b"event: " + document["type"].encode() + b"\ndata: " + encoded(document) + b"\n\n"
+        for document in documents
+    )
 
 
 async def begin_stream(send: Send) -> None:
@@ -264,8 +289,9 @@ async def send_whole(send: Send, body: bytes) -> None:
     await _send_document(send, 200, body, {})
 
 
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    await _send_document(send, refusal.status, encoded(refusal.body), refusal.headers)
+async def send_refusal(send: Send, refusal: Refusal, path: str) -> None:
+    """`path`: of the request, since not all APIs write errors alike."""
+    await _send_document(send, refusal.status, encoded(refusal.body_for(path)), refusal.headers)
 
 
 async def _send_document(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

@@ -28,6 +28,7 @@ from headstart.server.refusals import engine_failed
 _log = logging.getLogger("headstart.server")
 _RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` after which the engine goes on
 _RECOVERY_SECONDS = 60.0
+CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Channel:
         self._failure: Exception | None = None
         self._wake = asyncio.Event()
         self._unfinished = len(jobs)
+        self.is_cut = False  # whether its time was up before everything had come
 
     @property
     def is_open(self) -> bool:
@@ -101,6 +103,7 @@ class _Open:
     def __init__(self, job: Job, number: int, channel: Channel):
         self.job, self.number, self.channel = job, number, channel
         self.unfinished = job.num_samples
+        self.num_tokens = 0  # of its answers, so far
 
 
 class Worker:
@@ -147,11 +150,33 @@ class Worker:
         self._channels.add(channel)
         self._inbox.put(lambda: self._add(channel))
 
+    def cut(self, channel: Channel, error: Exception) -> None:
+        """Time is up: end its requests with what they have; where that is nothing, with `error`."""
+        channel.is_cut = True
+        self._inbox.put(lambda: self._cut(channel, error))
+
     def leave(self, channel: Channel) -> None:
         """The client is gone or served: what still runs ends; its memory is free a step later."""
         self._channels.discard(channel)
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
+
+    async def call(self, work: Callable[[Engine], Any]) -> Any:
+        """Do something with the engine, in its thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Any] = loop.create_future()
+
+        def run() -> None:
+            assert self.engine is not None
+            try:
+                result = work(self.engine)
+            except Exception as error:
+                self._call_in_loop(_settle, done, None, error)
+            else:
+                self._call_in_loop(_settle, done, result, None)
+
+        self._inbox.put(run)
+        return await done
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, whatever the engine is doing."""
@@ -236,6 +261,16 @@ class Worker:
                 self.engine.abort(job.id)
                 self.metrics.request_finished(self.engine.collect(job.id))
 
+    def _cut(self, channel: Channel, error: Exception) -> None:
+        assert self.engine is not None
+        left = [self._open[job.id] for job in channel.jobs if job.id in self._open]
+        if len(left) < len(channel.jobs) or any(job.num_tokens for job in left):
+            for open_job in left:
+                self.engine.cut(open_job.job.id, CUT)
+        else:
+            self._drop(channel)
+            self._call_in_loop(channel.fail, error)
+
     def _hand_out(self, engine: Engine, updates: list[Update]) -> None:
         events: list[tuple[Channel, Event]] = []
         for update in updates:
@@ -243,6 +278,7 @@ class Worker:
             if open_job is None:
                 continue
             self.metrics.tokens(update.request_id, update.sample, len(update.token_ids))
+            open_job.num_tokens += len(update.token_ids)
             result = self._result(engine, open_job) if update.finish_reason is not None else None
             events.append((open_job.channel, Event(open_job.number, update, result)))
         self._call_in_loop(_deliver, events)
@@ -285,6 +321,15 @@ class Worker:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)
 
 
 def _deliver(events: list[tuple[Channel, Event]]) -> None:

@@ -41,6 +41,7 @@ EXAMPLES: dict[tuple[str, ...], dict[str, Any]] = {
         "include_stop_str_in_output": True,
     },
     ("logprobs",): {**WARM, "logprobs": 20},
+    ("prompt_logprobs",): {"prompt_logprobs": 2},
     ("logprobs_mode",): {**WARM, "logprobs": 2, "logprobs_mode": "processed", "top_p": 0.9},
     ("speculate", "max_tokens"): {"speculate": 2, "max_tokens": 4},
     ("acceptance",): {**WARM, "acceptance": "rejection", "speculate": 0},

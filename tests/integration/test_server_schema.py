@@ -16,19 +16,21 @@ schemathesis = pytest.importorskip("schemathesis")
 CALLS = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"),
     ("POST", "/detokenize"), ("GET", "/v1/models/{name}"), ("GET", "/v1/models"),
-    ("GET", "/health"),
+    ("GET", "/health"), ("POST", "/v1/responses"), ("POST", "/v1/messages"),
 ]  # fmt: skip
-_NEEDED = {"prompt", "messages", "tokens", "max_tokens"}
+_NEEDED = {"prompt", "messages", "tokens", "max_tokens", "input", "max_output_tokens"}
+_SLOW = ("chat", "responses", "messages")
 _EXAMPLES, _CHATS = unless_long((15, 8), (60, 24))  # a chat takes long to make up, and to answer
 
 
 @pytest.fixture(scope="module")
 def document(attacked: Server) -> dict[str, Any]:
     found: dict[str, Any] = HTTP.get(f"{attacked.url}/openapi.json").json()
-    for kind in ("ChatRequest", "CompletionRequest"):
+    limits = {"ResponsesRequest": "max_output_tokens"}
+    for kind in ("ChatRequest", "CompletionRequest", "MessagesRequest", "ResponsesRequest"):
         fields = found["components"]["schemas"][kind]["properties"]
         # Which number has room depends on model and prompt; one that has none is a 400.
-        fields["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 64}
+        fields[limits.get(kind, "max_tokens")] = {"type": "integer", "minimum": 1, "maximum": 64}
     found["components"]["schemas"]["TokenizeRequest"]["required"] = ["prompt"]  # or messages
     prompts = found["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]["anyOf"]
     prompts[0]["minLength"] = 1  # an empty one is refused, and is what is tried first
@@ -37,7 +39,11 @@ def document(attacked: Server) -> dict[str, Any]:
 
 def test_the_document_lists_all_that_is_called_here(document: dict[str, Any]) -> None:
     listed = {(m.upper(), path) for path, ways in document["paths"].items() for m in ways}
-    assert listed == {*CALLS, ("GET", "/version"), ("GET", "/metrics")}
+    others = ("load", "metrics", "ping", "server_info", "tokenizer_info", "version")
+    posts = ("/reset_prefix_cache", "/v1/messages/count_tokens")
+    assert listed == {
+        *CALLS, *(("GET", f"/{name}") for name in others), *(("POST", path) for path in posts),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
@@ -50,8 +56,9 @@ def test_whatever_is_asked_is_answered_or_refused(
         pytest.skip("there is nothing that could be wrong")
 
     @settings(
-        max_examples=_CHATS if "chat" in path else _EXAMPLES, derandomize=True, database=None,
-        deadline=None, suppress_health_check=list(HealthCheck),
+        max_examples=_CHATS if any(own in path for own in _SLOW) else _EXAMPLES,
+        derandomize=True, database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.data())
     def ask(data: st.DataObject) -> None:
@@ -59,7 +66,8 @@ def test_whatever_is_asked_is_answered_or_refused(
         case = data.draw(operation.as_strategy(generation_mode=way))
         if mode == "POSITIVE" and isinstance(case.body, dict) and data.draw(st.booleans()):
             # Of many fields one is out of range most of the time; these come through.
-            needed = _NEEDED if "chat" in path else _NEEDED - {"messages"}
+            has_messages = "chat" in path or path == "/v1/messages"
+            needed = _NEEDED if has_messages else _NEEDED - {"messages"}
             case.body = {name: value for name, value in case.body.items() if name in needed}
         sent = case.as_transport_kwargs(base_url=attacked.url)
         answer = HTTP.request(
@@ -95,4 +103,6 @@ def _content(sent: dict[str, Any]) -> bytes | None:
 def check(answer: Any, case: Any) -> None:
     assert answer.status_code < 500, (answer.text[:300], case.body)
     if answer.status_code >= 400:
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        document = answer.json()
+        own = {"message", "type", "param", "code"}
+        assert set(document["error"]) == (own if "type" not in document else {"message", "type"})

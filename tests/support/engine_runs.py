@@ -200,8 +200,8 @@ def greedy(max_tokens: int = 20, **fields: Any) -> SamplingParams:
     return SamplingParams(**fields)
 
 
-def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """What transformers' own generate says, in fp64; mimo runs as the Qwen2 that it is."""
+def transformers_model(folder: Path) -> Any:
+    """Transformers' own model in fp64, without a head; mimo runs as the Qwen2 that it is."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = json.loads((folder / "config.json").read_text())
@@ -213,6 +213,12 @@ def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) 
     model.load_state_dict(state)
     model.generation_config.eos_token_id = None
     model.generation_config.bos_token_id = None
+    return model
+
+
+def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    """What transformers' own generate says, in fp64."""
+    model = transformers_model(folder)
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

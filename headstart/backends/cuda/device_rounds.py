@@ -14,7 +14,7 @@ from torch import Tensor
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
-from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
+from headstart.backends.cuda.launched import LaunchedRound, WaitingRound
 from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
@@ -39,6 +39,7 @@ from headstart.backends.rounds import (
     SizeTimes,
 )
 from headstart.backends.rows import TrunkOutput, TrunkRows
+from headstart.backends.scores import to_host
 from headstart.models.linear_attention import DeltaNet
 from headstart.sampling.params import Row, SamplingParams
 

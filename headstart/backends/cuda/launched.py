@@ -69,11 +69,3 @@ class WaitingRound:
     shape: RoundShape
     ids: Tensor  # [B, 1 + K] newest tokens and drafts, on their way to the host
     drafted: torch.cuda.Event | None
-
-
-def to_host(values: Tensor) -> Tensor:
-    """A copy in pinned memory, under way."""
-    if not values.is_cuda:
-        return values.clone()
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)

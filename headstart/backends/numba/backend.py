@@ -18,7 +18,7 @@ from torch import Tensor
 from headstart.backends.base import Backend, BackendOptions, CacheSizes, DraftChain
 from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.chooser import CompiledChooser
-from headstart.backends.numba.compiler import kept_in
+from headstart.backends.numba.compiler import kept_note
 from headstart.backends.numba.forward import (
     Chain,
     DraftTokens,
@@ -80,9 +80,7 @@ class NumbaBackend(CompiledChooser, Backend):
             self._hold(sizes.num_blocks * sizes.block_size)
             self._run_once()
         seconds = time.perf_counter() - started
-        self.notes.append(
-            f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
-        )
+        self.notes.append(f"compiled kernels: ready after {seconds:.1f} s ({kept_note()})")
 
     def _hold(self, slots: int) -> None:
         """Weights and memory as kernels read them, which compiles the products of their formats."""

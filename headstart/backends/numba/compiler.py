@@ -24,10 +24,13 @@ def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
 
     def compiled(function: Callable[..., Any]) -> Any:
         with _kept() as is_kept:
-            return numba.njit(
+            made = numba.njit(
                 cache=is_kept, nogil=True, error_model="numpy",
                 fastmath=fastmath or False, inline=inline,
             )(function)  # fmt: skip
+            if is_kept:
+                _let_fail(made._cache)
+            return made
 
     return compiled
 
@@ -36,8 +39,42 @@ def compiled_for_c(function: Callable[..., Any], signature: Any) -> Any:
     """The same, compiled now, for calls by address: what comes back has `address`."""
     import numba
 
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     with _kept() as is_kept:
-        return numba.cfunc(signature, cache=is_kept, nogil=True, error_model="numpy")(function)
+        try:
+            return numba.cfunc(signature, cache=is_kept, **options)(function)
+        except OSError as error:
+            if not is_kept:
+                raise
+            _failures.append(error)
+            return numba.cfunc(signature, cache=False, **options)(function)
+
+
+_failures: list[OSError] = []  # of keeping what was compiled, on a full disk for instance
+
+
+def _let_fail(cache: Any) -> None:
+    """Compiled code that cannot be kept is used all the same."""
+    save = cache.save_overload
+
+    def save_if_possible(signature: Any, data: Any) -> None:
+        try:
+            save(signature, data)
+        except OSError as error:
+            _failures.append(error)
+
+    cache.save_overload = save_if_possible
+
+
+def kept_note() -> str:
+    """Where compiled code is kept, or why it is not."""
+    folder = kept_in()
+    if _failures:
+        why = _failures[-1].strerror or str(_failures[-1])
+        return f"not kept: {folder} could not be written ({why}), so every start compiles again"
+    if not make_private(folder):
+        return f"not kept: {folder} cannot be written, so every start compiles again"
+    return f"compiled once, kept in {folder}"
 
 
 @contextmanager

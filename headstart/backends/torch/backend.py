@@ -130,6 +130,17 @@ class TorchBackend(Backend):
         none = logits or [self.trunk.logits(normeds[0][:0])]
         return torch.cat(streams), torch.cat(normeds), torch.cat(none)
 
+    def logits(self, normed: Tensor) -> Tensor:
+        """With `exact` in blocks of constant size, as in a pass."""
+        if not self.options.exact:
+            return super().logits(normed)
+        parts = []
+        for block in normed.split(BLOCK_ROWS):
+            missing = BLOCK_ROWS - len(block)
+            full = torch.cat([block, block[-1:].expand(missing, -1)]) if missing else block
+            parts.append(self.trunk.logits(full)[: len(block)])
+        return torch.cat(parts)
+
     def _contexts(
         self,
         attend: Callable[[LayerCache], LayerContext],

@@ -1,41 +1,89 @@
-"""Log-probabilities in the two shapes of OpenAI's API."""
+"""Log-probabilities in the two shapes of OpenAI's API, and those of prompts in vLLM's.
+
+With `as_ids` tokens are written `token_id:N`, which no two tokens share.
+"""
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.sampling.choose import TokenLogprob
-from headstart.server.pieces import Piece, Pieces
+from headstart.server.pieces import Pieces
 
 _LEAST = -9999.0  # JSON has no minus infinity; OpenAI writes this number for it
 
 
-def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> dict[str, Any]:
+def chat_logprobs(
+    entries: Sequence[TokenLogprob], pieces: Pieces, *, as_ids: bool = False
+) -> dict[str, Any]:
     content = []
     for entry in entries:
-        shown = _entry(pieces.of(entry.token), entry.logprob)
-        shown["top_logprobs"] = [_entry(pieces.of(i), value) for i, value in entry.top.items()]
+        shown = _entry(entry.token, entry.logprob, pieces, as_ids)
+        shown["top_logprobs"] = [
+            _entry(token, value, pieces, as_ids) for token, value in entry.top.items()
+        ]
         content.append(shown)
     return {"content": content, "refusal": None}
 
 
-def _entry(piece: Piece, logprob: float) -> dict[str, Any]:
+def _entry(token: int, logprob: float, pieces: Pieces, as_ids: bool) -> dict[str, Any]:
+    piece = pieces.of(token)
     value = logprob if logprob > _LEAST else _LEAST
-    return {"token": piece.text, "logprob": value, "bytes": piece.numbers}
+    text = _by_id(token) if as_ids else piece.text
+    return {"token": text, "logprob": value, "bytes": piece.numbers}
+
+
+def _by_id(token: int) -> str:
+    return f"token_id:{token}"
+
+
+def prompt_logprobs(
+    entries: Sequence[TokenLogprob], pieces: Pieces
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's shape: by token id, nothing for the first token, ranks of the best ones."""
+    shown: list[dict[str, dict[str, Any]] | None] = [None]
+    for token, logprob, top in entries:
+        ranks = {other: rank for rank, other in enumerate(top, 1)}
+        shown.append(
+            {
+                str(other): {
+                    "logprob": max(value, _LEAST), "rank": ranks.get(other),
+                    "decoded_token": pieces.of(other).text,
+                }
+                for other, value in {token: logprob, **top}.items()
+            }
+        )  # fmt: skip
+    return shown
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob], pieces: Pieces, offsets: TextOffsets
-) -> dict[str, Any]:
-    """The older shape; `offsets` has been given the sample's tokens before these ones."""
-    tokens, values, tops, begins = [], [], [], []
+    entries: Sequence[TokenLogprob], pieces: Pieces, offsets: TextOffsets, *,
+    first: int | None = None, as_ids: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """The older shape; `offsets` has been given the sample's tokens before these ones.
+
+    `first`: a token before them that has no log-probability, as the first one of a prompt.
+    """
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    begins: list[int] = []
+
+    def spelled(token: int) -> str:
+        return _by_id(token) if as_ids else pieces.of(token).spelled
+
+    if first is not None:
+        tokens.append(spelled(first))
+        values.append(None)
+        tops.append(None)
+        begins.append(offsets.add(first))
     for token, logprob, top in entries:
-        text, value = pieces.of(token).spelled, max(logprob, _LEAST)
+        text, value = spelled(token), max(logprob, _LEAST)
         tokens.append(text)
         values.append(value)
-        tops.append(_alternatives(token, logprob, top, pieces) if top else {text: value})
+        tops.append(_alternatives(token, logprob, top, spelled) if top else {text: value})
         begins.append(offsets.add(token))
     return {
         "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": begins,
@@ -83,11 +131,11 @@ class TextOffsets:
 
 
 def _alternatives(
-    token: int, logprob: float, top: dict[int, float], pieces: Pieces
+    token: int, logprob: float, top: dict[int, float], spelled: Callable[[int], str]
 ) -> dict[str, float]:
     """Log-probabilities by text, the chosen token's too; a text that comes again, by its id."""
     shown: dict[str, float] = {}
     for other, value in {**top, token: logprob}.items():
-        text = pieces.of(other).spelled
-        shown[text if text not in shown else f"token_id:{other}"] = max(value, _LEAST)
+        text = spelled(other)
+        shown[text if text not in shown else _by_id(other)] = max(value, _LEAST)
     return shown

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.engine.output import Completion, Result, Update
+from headstart.sampling.choose import TokenLogprob
 from headstart.server.answers.chat_text import ChatText
-from headstart.server.answers.logprobs import chat_logprobs
+from headstart.server.answers.logprobs import chat_logprobs, prompt_logprobs
 from headstart.server.answers.statistics import OriginText, statistics_of
 from headstart.server.model import ServedModel
 from headstart.server.protocol.requests import ChatRequest, SamplingFields
 from headstart.server.reasoning import Start
-from headstart.server.refusals import unanswerable
+from headstart.server.refusals import Refusal, unanswerable
 from headstart.server.worker import Event, Job
 
 _LARGE = 2000  # tokens and alternatives in one answer
@@ -28,6 +29,7 @@ class Writer:
 
     kind = ""  # `object` of a whole answer
     chunk_kind = ""
+    names_events = False  # whether events of a stream have names, and no [DONE] behind them
 
     def __init__(
         self, request: SamplingFields, jobs: Sequence[Job], *, model: ServedModel, answer_id: str,
@@ -36,11 +38,11 @@ class Writer:
         """`limited_by`: the request's field that may leave no token to choose from."""
         self.request, self.jobs, self.model = request, jobs, model
         self._limited_by = limited_by
-        self._id, self._created = answer_id, int(time.time())
-        self._name = request.model if request.model is not None else model.names[0]
+        self.answer_id, self.created = answer_id, int(time.time())
+        self.name = request.model if request.model is not None else model.names[0]
         self._num_samples = request.n or 1
         self._results: dict[int, Result] = {}
-        self._num_output = 0
+        self.num_output = 0  # tokens so far
         self._has_shown_prompt = False
         self._origins: dict[int, OriginText] = {}
 
@@ -54,20 +56,24 @@ class Writer:
         if event.update.finish_reason == "error":
             said = event.update.error or "the request failed in the engine."
             raise unanswerable(said, self._limited_by)
-        self._num_output += len(event.update.token_ids)
+        self.num_output += len(event.update.token_ids)
         if event.result is not None:
             self._results[event.number] = event.result
 
     @property
     def is_large(self) -> bool:
         """Whether writing the whole answer would hold up the event loop."""
-        return self._num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
+        return self.num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
 
     def first_chunks(self) -> list[dict[str, Any]]:
         return []
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:
         raise NotImplementedError
+
+    def error(self, refusal: Refusal) -> dict[str, Any]:
+        """The last event of a stream that breaks off."""
+        return refusal.body
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Usage and statistics, if asked for, in one chunk without choices."""
@@ -76,7 +82,7 @@ class Writer:
         if options is not None and options.include_usage:
             extra["usage"] = self.usage()
         if self.request.headstart.statistics:
-            extra["headstart"] = {"statistics": statistics_of(self.results)}
+            extra["headstart"] = self.statistics()
         return [{**self.head(self.chunk_kind), "choices": [], **extra}] if extra else []
 
     def whole(self) -> dict[str, Any]:
@@ -87,10 +93,13 @@ class Writer:
         ]
         answer = {**self.head(self.kind), "choices": choices, "usage": self.usage()}
         if self.request.headstart.statistics:
-            answer["headstart"] = {"statistics": statistics_of(self.results)}
+            answer["headstart"] = self.statistics()
         if self.request.return_token_ids and len(self.results) == 1:
             answer["prompt_token_ids"] = self.results[0].prompt_token_ids
         return answer
+
+    def statistics(self) -> dict[str, Any]:
+        return {"statistics": statistics_of(self.results)}
 
     def usage(self) -> dict[str, Any]:
         return usage_of(self.results)
@@ -100,7 +109,7 @@ class Writer:
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self._id, "object": kind, "created": self._created, "model": self._name,
+            "id": self.answer_id, "object": kind, "created": self.created, "model": self.name,
             "system_fingerprint": self.model.fingerprint,
         }  # fmt: skip
 
@@ -109,7 +118,7 @@ class Writer:
         extra: dict[str, Any] = {}
         if options is not None and options.continuous_usage_stats:
             prompt = sum(len(job.asked.ids) for job in self.jobs)
-            extra["usage"] = usage(prompt, self._num_output)
+            extra["usage"] = usage(prompt, self.num_output)
         elif options is not None and options.include_usage:
             extra["usage"] = None  # it comes at the end
         if self.request.return_token_ids and not self._has_shown_prompt and len(self.jobs) == 1:
@@ -158,15 +167,11 @@ class ChatWriter(Writer):
     def chunks(self, event: Event) -> list[dict[str, Any]]:
         """Chunks of one event; none while text waits, several where one part follows another."""
         update, index = event.update, self.index(event)
-        text, is_last = self._texts[index], update.finish_reason is not None
-        if text is not None:
-            deltas = text.feed(update.token_ids, update.text, is_last=is_last)
-        else:
-            deltas = [{"content": update.text}] if update.text else []
-        choices = [_delta(index, delta) for delta in deltas]
+        text = self._texts[index]
+        choices = [_delta(index, delta) for delta in self.deltas(event)]
         extra = self.extras(index, update)
         if update.logprobs:
-            extra["logprobs"] = chat_logprobs(update.logprobs, self.model.pieces)
+            extra["logprobs"] = self.logprobs(update.logprobs)
         if update.finish_reason is not None:
             choices.append(_delta(index, {}))
             choices[-1]["finish_reason"] = _finish_reason(text, update.finish_reason)
@@ -175,6 +180,24 @@ class ChatWriter(Writer):
             choices = choices or [_delta(index, {})]
             choices[0] |= extra
         return [self.chunk(choice) for choice in choices]
+
+    def deltas(self, event: Event) -> list[dict[str, Any]]:
+        """What an event adds to a message."""
+        update, text = event.update, self._texts[self.index(event)]
+        if text is not None:
+            is_last = update.finish_reason is not None
+            return text.feed(update.token_ids, update.text, is_last=is_last)
+        return [{"content": update.text}] if update.text else []
+
+    def message(self, index: int, output: Completion) -> dict[str, Any]:
+        """The whole message of an answer that has ended."""
+        text = self._texts[index]
+        if text is not None:
+            return text.message(output.token_ids, output.text)
+        return {"role": "assistant", "content": output.text, "refusal": None}
+
+    def finish_reason(self, index: int, output: Completion) -> str:
+        return _finish_reason(self._texts[index], output.finish_reason or "stop")
 
     def usage(self) -> dict[str, Any]:
         thought = 0
@@ -187,20 +210,27 @@ class ChatWriter(Writer):
         return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
-        text = self._texts[index]
-        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
-        if text is not None:
-            message = text.message(output.token_ids, output.text)
         choice: dict[str, Any] = {
             "index": index,
-            "message": message,
+            "message": self.message(index, output),
             "logprobs": None,
-            "finish_reason": _finish_reason(text, output.finish_reason or "stop"),
+            "finish_reason": self.finish_reason(index, output),
             **self.extras(index, output),
         }
         if output.logprobs is not None:
-            choice["logprobs"] = chat_logprobs(output.logprobs, self.model.pieces)
+            choice["logprobs"] = self.logprobs(output.logprobs)
         return choice
+
+    def logprobs(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        as_ids = self.request.return_tokens_as_token_ids
+        return chat_logprobs(entries, self.model.pieces, as_ids=as_ids)
+
+    def whole(self) -> dict[str, Any]:
+        answer = super().whole()
+        scores = self.results[0].prompt_logprobs
+        if scores is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(scores, self.model.pieces)
+        return answer
 
 
 def _finish_reason(text: ChatText | None, reason: str) -> str:

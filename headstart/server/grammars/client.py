@@ -94,7 +94,8 @@ def _check(what: str, facts: dict[str, str], max_memory: int) -> None:
     if "Warning" in facts["warnings"]:
         raise RequestError(
             f"the {what} asks for something that cannot be enforced: "
-            f"{_sentence(facts['warnings'])}. Say it in another way."
+            f"{_sentence(facts['warnings'])}. Set strict to false to go without it, or say it in "
+            "another way."
         )
 
 

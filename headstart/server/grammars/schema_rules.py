@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.errors import RequestError, some
+from headstart.server.grammars.tagged_unions import tagged_branches, without
 
 MAX_DEPTH = 48  # schemas inside schemas; the time to compile grows faster than the depth
 
@@ -61,7 +62,7 @@ _KINDS: dict[str, Any] = {
 def enforceable(schema: Any, *, relaxed: bool = False) -> Any:
     """The schema as a grammar can enforce it; RequestError says what cannot be."""
     check_form(schema)
-    return _Walk(relaxed).schema(schema, "#", 0)
+    return _Walk(relaxed, schema).schema(schema, "#", 0)
 
 
 def check_form(schema: Any, where: str = "#", depth: int = 0) -> None:
@@ -93,8 +94,8 @@ def _malformed(name: str, found: Any, where: str, expected: str) -> RequestError
 
 
 class _Walk:
-    def __init__(self, relaxed: bool):
-        self._relaxed = relaxed
+    def __init__(self, relaxed: bool, root: Any):
+        self._relaxed, self._root = relaxed, root
 
     def schema(self, schema: Any, where: str, depth: int) -> Any:
         if isinstance(schema, bool):
@@ -110,6 +111,9 @@ class _Walk:
                 "$ref."
             )
         own = {k: v for k, v in schema.items() if k not in _NOTES and k not in _DEFINITIONS}
+        if isinstance(own.get("oneOf"), list):
+            apart = tagged_branches(own["oneOf"], schema.get("discriminator"), self._root)
+            own = own if apart is None else {**without(own, "oneOf"), "anyOf": apart}
         own = self._structure(own, where, depth)
         for name in _DEFINITIONS & schema.keys():
             own[name] = self._each(schema[name], f"{where}/{name}", depth)
@@ -211,8 +215,8 @@ class _Walk:
     def _problem(self, what: str, where: str) -> None:
         if not self._relaxed:
             raise RequestError(
-                f"the JSON schema has {what} at {where[:80]}, which cannot be enforced. Leave it "
-                "out or say it in another way, or set strict to false."
+                f"the JSON schema has {what} at {where[:80]}, which cannot be enforced. Set strict "
+                "to false to go without it, leave it out, or say it in another way."
             )
 
 

@@ -71,8 +71,10 @@ _HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 
 # Routes by their templates; `none` where no route matched.
 _ROUTES = (
-    "/", "/detokenize", "/docs", "/health", "/metrics", "/openapi.json", "/tokenize", "/version",
-    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name:path}", "none",
+    "/", "/detokenize", "/docs", "/health", "/load", "/metrics", "/openapi.json", "/ping",
+    "/reset_prefix_cache", "/server_info", "/tokenize", "/tokenizer_info", "/version",
+    "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name:path}",
+    "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "none",
 )  # fmt: skip
 _CODES = (200, 307, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 501, 503)
 _HANDLER = Label("handler", _ROUTES)

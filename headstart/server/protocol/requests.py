@@ -6,10 +6,9 @@ right type and are still too many, too large or contradictory.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.request import MAX_PRIORITY
@@ -17,17 +16,17 @@ from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import (
-    MESSAGE_FIELDS,
     MOST_LISTED,
-    NOT_FOR_TEMPLATES,
     CacheSalt,
     FewTokenIds,
     HeadstartFields,
     Part,
+    RequestId,
     StreamOptions,
     Texts,
     Whole,
 )
+from headstart.server.protocol.messages import Messages, Tools, template_options
 from headstart.server.refusals import Refusal
 
 LONGEST_STOP = 256  # characters; every token is held against all of them
@@ -39,14 +38,11 @@ _SAME = (
 )  # fmt: skip
 
 
-class SamplingFields(Part):
-    """What both kinds of requests can ask of the sampler, and how the answer is sent."""
+class SamplerFields(Part):
+    """What requests of every API can ask of the sampler and of drafting."""
 
-    default_max_tokens: ClassVar[int | None] = None  # None: as many as have room
     model: str | None = Field(default=None, description="a served name, or `default`")
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Whole | None = None
     min_tokens: Whole | None = None
     temperature: float | None = None
     top_k: Whole | None = None
@@ -60,12 +56,9 @@ class SamplingFields(Part):
     )
     allowed_token_ids: FewTokenIds | None = None
     banned_token_ids: FewTokenIds | None = None
-    stop: str | Texts | None = None
     stop_token_ids: FewTokenIds | None = None
     ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    n: Whole | None = None
     seed: Whole | None = None
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
@@ -74,14 +67,32 @@ class SamplingFields(Part):
     cache_salt: CacheSalt | None = Field(
         default=None, description="cached prefixes are shared by requests of the same one"
     )
+    headstart: HeadstartFields = HeadstartFields()
+
+
+class SamplingFields(SamplerFields):
+    """What chats and completions have in common, and how the answer is sent."""
+
+    default_max_tokens: ClassVar[int | None] = None  # None: as many as have room
+    stream_options: StreamOptions | None = None
+    max_tokens: Whole | None = None
+    stop: str | Texts | None = None
+    include_stop_str_in_output: bool | None = None
+    n: Whole | None = None
+    prompt_logprobs: Whole | None = Field(
+        default=None, description="log-probabilities of the prompt, with so many alternatives"
+    )
+    request_id: RequestId | None = Field(default=None, description="the id of the answer")
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = Field(
+        default=False, description="tokens of log-probabilities as `token_id:N`"
+    )
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="one of json, regex, choice, grammar"
     )
-    headstart: HeadstartFields = HeadstartFields()
 
     @property
     def own_names(self) -> dict[str, str]:
@@ -101,6 +112,11 @@ class SamplingFields(Part):
     def num_logprobs(self) -> int | None:
         """Alternatives per token; None without log-probabilities."""
         raise NotImplementedError
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Alternatives per token of the prompt; None without its log-probabilities."""
+        return self.prompt_logprobs
 
     @property
     def logprobs_field(self) -> str:
@@ -127,6 +143,13 @@ class SamplingFields(Part):
         _check_at_most(
             self.logprobs_field, self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs"
         )
+        most = limits.max_logprobs
+        _check_at_most("prompt_logprobs", self.prompt_logprobs or 0, most, "--max-logprobs")
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError(
+                "prompt_logprobs is given with stream; leave one of them out.",
+                field="prompt_logprobs",
+            )
         _check_at_most("stop", len(self.stops), limits.max_stops, "--max-stops", "texts")
         if any(len(text) > LONGEST_STOP for text in self.stops):
             raise RequestError(
@@ -159,6 +182,7 @@ class SamplingFields(Part):
                 "stop": self.stops,
                 "logit_bias": _biases(self.logit_bias),
                 "logprobs": self.num_logprobs,
+                "prompt_logprobs": self.num_prompt_logprobs,
                 "speculate": 0 if speculate == "off" else speculate,
                 "draft_vocab": self.headstart.draft_vocab,
                 **changes,
@@ -185,68 +209,6 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     return None if given is None else {int(key): value for key, value in given.items()}
 
 
-class Message(Part):
-    """One message; fields beside these are passed on to the chat template."""
-
-    model_config = ConfigDict(extra="allow")
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
-
-    def for_template(self, template: str | None) -> dict[str, Any]:
-        """The message for chat templates: parts of text joined, nothing that is null."""
-        fields = {name: value for name, value in self.model_dump().items() if value is not None}
-        for name in fields.keys() - type(self).model_fields.keys() - MESSAGE_FIELDS:
-            if not re.search(rf"\b{re.escape(name)}\b", template or ""):
-                raise RequestError(
-                    f"messages holds the field {name[:80]!r}, which the model's chat template does "
-                    "not read. Leave it out."
-                )
-        fields["role"] = "system" if self.role == "developer" else self.role
-        fields["content"] = _text(self.content)
-        return fields
-
-
-def _text(content: str | list[dict[str, Any]] | None) -> str:
-    if not isinstance(content, list):
-        return content or ""
-    for part in content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise RequestError(
-                f"messages holds a part of type {str(part.get('type'))[:40]!r}; this server reads "
-                'text: {"type": "text", "text": ...}.'
-            )
-    return "".join(part["text"] for part in content)
-
-
-def for_template(messages: list[Message], template: str | None) -> list[dict[str, Any]]:
-    """All messages of a request; RequestError names the first that cannot be used."""
-    ready = []
-    for number, message in enumerate(messages):
-        try:
-            ready.append(message.for_template(template))
-        except RequestError as error:
-            error.field = error.field or f"messages[{number}]"
-            raise
-    return ready
-
-
-Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 14)]
-
-
-def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
-    """chat_template_kwargs, without those that clients may not set."""
-    taken = [name for name in given or () if name in NOT_FOR_TEMPLATES]
-    if taken:
-        raise RequestError(
-            f"chat_template_kwargs holds {taken[0]}, which is not for the template to know. Leave "
-            "it out, or give the field of that name.",
-            field="chat_template_kwargs",
-        )
-    return dict(given or {})
-
-
 class ChatRequest(SamplingFields):
     messages: Messages
     max_completion_tokens: Whole | None = None
@@ -256,6 +218,7 @@ class ChatRequest(SamplingFields):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(default=None, description="for the chat template")
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -309,4 +272,6 @@ class ChatRequest(SamplingFields):
         own: dict[str, Any] = {"add_generation_prompt": self.add_generation_prompt}
         if self.continue_final_message:
             own["continue_final_message"] = True
+        if self.reasoning_effort is not None:
+            own["reasoning_effort"] = self.reasoning_effort
         return {**own, **template_options(self.chat_template_kwargs)}

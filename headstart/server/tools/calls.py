@@ -15,6 +15,7 @@ from typing import Any
 from headstart.errors import RequestError
 from headstart.server.grammars.specs import Format, GrammarSpec, schema_format
 from headstart.server.refusals import about
+from headstart.server.tools.described import described, has_place
 from headstart.server.tools.formats import ToolFormat
 from headstart.server.tools.parsing import ToolParser
 from headstart.server.tools.requests import Tool, read_choice, read_tools
@@ -62,14 +63,12 @@ def prepare(
         known = read_tools(tools or ())
     with about("tool_choice"):
         choice = read_choice(tool_choice, known)
+    is_plain = chat_template is not None and not has_place(chat_template)
+    if is_plain and format is not None:  # the template would leave out what it does not know
+        shown = () if choice.mode == "none" else known
+        ready = described(ready, shown, format, chat_template)
     if not known or choice.mode == "none":
         return PreparedChat(ready, grammar=spec)
-    if "tools" not in (chat_template or ""):
-        raise RequestError(
-            "tools is given and the model's chat template has no place for tools. Leave tools out, "
-            "or serve a model that was trained to use them.",
-            field="tools",
-        )
     if format is None:
         raise RequestError(
             "tools is given and the format of this model's tool calls is not known. Start the "
@@ -82,7 +81,7 @@ def prepare(
     grammar = _grammar(format, callable_now, is_free=is_free, is_one=is_one, spec=spec)
     return PreparedChat(
         ready,
-        {"tools": [tool.shown for tool in known]},
+        {} if is_plain else {"tools": [tool.shown for tool in known]},
         grammar,
         format,
         known,

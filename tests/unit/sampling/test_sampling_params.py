@@ -25,7 +25,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"repetition_penalty": 0}, r"repetition_penalty is 0; give a number from 0\.01 to 100"),
     ({"presence_penalty": 3}, "presence_penalty is 3; give a number from -2 to 2"),
     ({"frequency_penalty": -3}, "frequency_penalty is -3; give"),
-    ({"max_tokens": 0}, r"max_tokens is 0; give a whole number from 1 to 2\*\*63 - 1"),
+    ({"max_tokens": -1}, r"max_tokens is -1; give a whole number from 0 to 2\*\*63 - 1"),
     ({"min_tokens": None}, "min_tokens is None; give"),
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens is 5, max_tokens is 4; give a min_tokens"),
     ({"n": 0}, "n is 0; give"),

@@ -14,17 +14,16 @@ from headstart.server.answering import Answering
 from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
+from headstart.server.refusals import Refusal, engine_failed, stopped, too_slow
 from headstart.server.state import Tally
 
 
 def test_a_tally_counts_by_status() -> None:
     tally = Tally(finished=3)
-    tally.count(400, is_stopped=False)  # refused: in the metrics only
+    tally.count(Refusal(400, "no"))  # in the metrics only
     assert str(tally) == "3 requests finished, 0 aborted"
-    tally.count(408, is_stopped=False)
-    tally.count(503, is_stopped=True)
-    tally.count(503, is_stopped=False)
-    tally.count(500, is_stopped=False)
+    for refusal in (too_slow(3), stopped(), Refusal(503, "later"), engine_failed()):
+        tally.count(refusal)
     assert str(tally) == "3 requests finished, 2 aborted, 1 failed"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,7 @@ from starlette.requests import Request
 from headstart.errors import RequestError
 from headstart.server.completions import CompletionRequest
 from headstart.server.intake import BodyReader, parse
-from headstart.server.protocol.base import HARMLESS, REFUSED
+from headstart.server.protocol.base import HARMLESS, NEUTRAL, REFUSED
 from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal
 
@@ -100,28 +101,42 @@ def test_nulls_inside_of_parts_are_left_out() -> None:
     assert not parsed.headstart.statistics
 
 
-def test_fields_of_messages_that_nobody_reads_are_refused() -> None:
-    known = b'"name": "a", "tool_call_id": "b", "reasoning_content": "c", "refusal": "d"'
+def test_fields_of_messages_go_to_the_template_whatever_it_reads() -> None:
+    known = b'"name": "a", "provider_specific_fields": {}, "annotations": [], "reasoning": "d"'
     data = b'{"messages": [{"role": "user", "content": "x", %s, "mood": "e", "audio": null}]}'
     (message,) = parse(data % known, ChatRequest).messages
-    with pytest.raises(RequestError, match="holds the field 'mood', which"):
-        message.for_template("{{ message.moody }}")
-    shown = message.for_template("{{ message.mood }}")
+    shown = message.for_template()
     assert shown["mood"] == "e" and shown["name"] == "a" and "audio" not in shown
+    assert shown["annotations"] == [] and shown["reasoning"] == "d"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_fields_that_are_known_and_not_implemented_say_what_to_do(name: str) -> None:
-    data = f'{{"prompt": "x", "{name}": 1}}'.encode()
+    is_chat = name in CompletionRequest.model_fields
+    needed = '"messages": [{"role": "user"}]' if is_chat else '"prompt": "x"'
+    data = f'{{{needed}, "{name}": "?"}}'.encode()
     with pytest.raises(Refusal, match=name) as refused:
-        parse(data, CompletionRequest)
+        parse(data, ChatRequest if is_chat else CompletionRequest)
     assert refused.value.param == name
     assert refused.value.message.endswith(f"is not implemented: {REFUSED[name]}.")
 
 
+@pytest.mark.parametrize("name", sorted(NEUTRAL))
+def test_values_that_ask_for_what_happens_anyway_pass(name: str) -> None:
+    for value in NEUTRAL[name]:
+        body = {"messages": [{"role": "user"}], name: value}
+        assert name not in parse(json.dumps(body).encode(), ChatRequest).model_fields_set
+    with pytest.raises(Refusal, match=name):
+        parse(json.dumps({**body, name: 7}).encode(), ChatRequest)
+    if name in ("echo", "use_beam_search"):
+        with pytest.raises(Refusal, match=name):  # 0 is no truth value
+            parse(json.dumps({**body, name: 0}).encode(), ChatRequest)
+
+
 def test_harmless_fields_are_not_fields_of_requests() -> None:
     assert not set(HARMLESS) & set(ChatRequest.model_fields)
-    assert not set(REFUSED) & (set(ChatRequest.model_fields) | set(CompletionRequest.model_fields))
+    both = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields)
+    assert not set(REFUSED) & both and set(NEUTRAL) <= set(REFUSED)
 
 
 def test_a_list_of_nonsense_is_one_complaint() -> None:

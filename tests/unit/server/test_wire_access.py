@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.server.refusals import Refusal
-from headstart.server.wire import Keys, check_host, check_site, salt_of_key
+from headstart.server.wire import Keys, check_host, check_site, key_in, salt_of_key
 
 
 @pytest.mark.parametrize(
@@ -48,16 +48,17 @@ def test_a_server_for_this_machine_goes_by_names_of_this_machine() -> None:
 def test_only_a_whole_key_opens(header: str | None) -> None:
     keys = Keys(["one", "zw\u00f6lf"])
     with pytest.raises(Refusal) as refused:
-        keys.check(header)
+        keys.check(key_in({"authorization": header} if header is not None else {}))
     assert refused.value.status == 401
-    keys.check("bearer one")
-    keys.check("Bearer zw\u00f6lf")
+    keys.check(key_in({"authorization": "bearer one"}))
+    keys.check(key_in({"authorization": "Bearer zw\u00f6lf"}))
+    keys.check(key_in({"x-api-key": "one"}))  # as Anthropic's clients send it
     Keys([]).check(header)
 
 
 def test_keys_have_salts_that_no_field_of_a_request_can_reach() -> None:
-    one, two = (salt_of_key(f"Bearer {key}", None) for key in ("one", "two"))
+    one, two = (salt_of_key(key, None) for key in ("one", "two"))
     assert one != two and "one" not in one
-    assert salt_of_key("bearer  one ", None) == one
-    assert salt_of_key("Bearer two", one) not in (one, two)
-    assert salt_of_key("Bearer one", "a") == one + "a"
+    assert salt_of_key(key_in({"authorization": "bearer  one "}), None) == one
+    assert salt_of_key("two", one) not in (one, two)
+    assert salt_of_key("one", "a") == one + "a"

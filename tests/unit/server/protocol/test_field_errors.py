@@ -99,7 +99,7 @@ FAULTS: list[tuple[Callable[[], object], str | None]] = [
     (tools(tool({}), tool({})), "tools"),
     (tools(tool(LIST), tool_choice="required"), "tools[0].function.parameters"),
     (tools(tool({}), tool_choice="never"), "tool_choice"),
-    (tools(tool({}), chat_template=""), "tools"),
+    (tools(tool({}), format=None), "tools"),
     (lambda: prepare([{}, {"role": "user", "tool_calls": []}]), "messages[1]"),
 ]  # fmt: skip
 
@@ -120,11 +120,11 @@ def test_a_grammar_is_the_same_wherever_it_was_asked_for() -> None:
 
 
 def test_fields_of_the_engine_are_named_as_the_request_does() -> None:
-    chat = parse(json.dumps({**ASKED, "max_completion_tokens": 0}).encode(), ChatRequest)
-    text = parse(b'{"prompt": "x", "max_tokens": 0}', CompletionRequest)
+    chat = parse(json.dumps({**ASKED, "max_completion_tokens": -1}).encode(), ChatRequest)
+    text = parse(b'{"prompt": "x", "max_tokens": -1}', CompletionRequest)
     for request, name in ((chat, "max_completion_tokens"), (text, "max_tokens")):
-        with pytest.raises(Exception, match="max_tokens is 0") as raised:
-            SamplingParams(max_tokens=0)
+        with pytest.raises(Exception, match="max_tokens is -1") as raised:
+            SamplingParams(max_tokens=-1)
         assert refusal_of(renamed(raised.value, request.own_names)).param == name
     assert chat.own_names["prompt"] == "messages" and "prompt" not in text.own_names
 

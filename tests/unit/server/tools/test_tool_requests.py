@@ -96,7 +96,6 @@ def test_only_strict_tools_must_be_enforceable() -> None:
         ({"tool_choice": 3}, "'3'; give none"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "names 'f', which is"),
         ({"tool_choice": {"type": "allowed_tools"}}, "give none, auto, required"),
-        ({"chat_template": "no place"}, "chat template has no place for tools"),
         ({"format": None}, "--tool-call-parser"),
         ({"format": TOOL_FORMATS["llama3_json"], "tools": [strict(TIME)]}, "have no mark by which"),
     ],
@@ -154,3 +153,38 @@ def test_parameters_that_are_forced_are_an_object(parameters: Any, fits: bool) -
         return
     with pytest.raises(RequestError, match="parameters of the tool 'f' allow something else"):
         asked(tools=[tool], tool_choice="required")
+
+
+CALLED = [
+    {"role": "user", "content": "add"},
+    {
+        "role": "assistant", "content": "",
+        "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "2"},
+]  # fmt: skip
+
+
+def test_a_template_without_a_place_for_tools_gets_them_as_text() -> None:
+    given = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %} system"
+    for choice, is_forced in (("auto", False), ("required", True)):
+        chat = prepare(
+            CALLED, tools=[given], tool_choice=choice, format=TOOL_FORMATS["hermes"],
+            chat_template=template,
+        )  # fmt: skip
+        system, user, call, result = chat.messages
+        assert system["role"] == "system" and '"name": "f"' in system["content"]
+        assert "<tool_call>" in system["content"] and user == CALLED[0]
+        assert call["content"].startswith('<tool_call>\n{"name": "f", "arguments": {"a": 1}}')
+        assert "tool_calls" not in call
+        assert result == {"role": "user", "content": "<tool_response>\n2\n</tool_response>"}
+        assert chat.template_options == {} and chat.is_forced is is_forced
+        assert chat.format is not None and chat.new_parser() is not None
+    silent = prepare(CALLED, format=TOOL_FORMATS["hermes"], chat_template=template)
+    assert [own["role"] for own in silent.messages] == ["user", "assistant", "user"]
+    quiet = prepare(
+        [{"role": "user", "content": "x"}], tools=[given], format=TOOL_FORMATS["hermes"],
+        chat_template=template.removesuffix(" system"),
+    )  # fmt: skip
+    assert [own["role"] for own in quiet.messages] == ["user"], "such a template may know no system"

@@ -1,0 +1,56 @@
+"""`--config FILE.yaml`: options of a command in a file, under the names that they have as flags.
+
+The command line comes first, then variables, then the file, then defaults.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headstart.errors import ConfigError, first_line
+
+
+def _read(ctx: typer.Context, path: Path | None) -> Path | None:
+    if path is not None:
+        ctx.default_map = {**(ctx.default_map or {}), **_defaults(ctx, path)}
+    return path
+
+
+def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        document = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"--config is {str(path)!r}, which cannot be read: {first_line(error)}. Give a YAML "
+            "file of options, as `port: 8000`."
+        ) from None
+    if not isinstance(document, dict):
+        raise ConfigError(f"--config is {str(path)!r}, which holds no options, as `port: 8000`.")
+    known = {own.name: own for own in ctx.command.params if own.name not in (None, "config")}
+    found: dict[str, Any] = {}
+    for key, value in document.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            near = get_close_matches(name, map(str, known), 1)
+            do = f"Did you mean {near[0].replace('_', '-')!r}?" if near else "Leave it out."
+            raise ConfigError(f"{path} holds {str(key)[:80]!r}, which is no option. {do}")
+        if value is not None:
+            is_list = getattr(known[name], "multiple", False) and not isinstance(value, list)
+            found[name] = [value] if is_list else value
+    return found
+
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", is_eager=True, callback=_read, show_default=False,
+        help="YAML file with options, by the names of flags; HEADSTART_SERVE_PORT and its like "
+        "hold options as well.",
+    ),
+]  # fmt: skip
