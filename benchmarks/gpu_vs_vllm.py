@@ -6,10 +6,11 @@ First the logits of every dense family are checked against transformers (gpu_log
 each K of the plan, both engines are started, each in its own process and in its best
 configuration, and answer the same prompts in alternation. --plan says what is measured, the most
 important first: `K:` and then numbers of requests (output tokens per second, prefill included),
-`offN` (the same, ours alone, drafting switched off per request), `first` (time to first token at
-an idle engine), `long` (inter-token latency while a long prompt is read), `vocab` (ours started
-again with --draft-vocab, one request). Results are written after every row, so a run that is
-ended early loses nothing; versus/report.py makes one page of several runs.
+`offN` (the same, ours alone, drafting switched off per request), `first` or `firstN` (time to the
+first token of a prompt, or of one of N tokens, at an idle engine), `long` (inter-token latency
+while a long prompt is read), `vocab` (ours started again with --draft-vocab, one request). Results
+are written after every row, so a run that is ended early loses nothing; versus/report.py makes one
+page of several runs.
 
 Every answer is checked against the cycle that the checkpoint's trunk walks. vLLM (0.26 for torch
 2.11) lies in the same environment, or in the one of --vllm-python.
@@ -39,6 +40,7 @@ _LOGITS = Path(__file__).with_name("gpu_logits.py")
 
 def main() -> int:
     given = options()
+    tell_vllm_texts_only(given)
     work = given.work or Path(tempfile.mkdtemp(prefix="versus-"))
     work.mkdir(parents=True, exist_ok=True)
     bench = Bench(given, checkpoint_facts(Path(given.model), work.resolve()), work.resolve())
@@ -74,6 +76,10 @@ def options() -> argparse.Namespace:
                         help="start both for every K at once; each needs memory")  # fmt: skip
     parser.add_argument("--patience", type=float, metavar="SECONDS",
                         help="end an engine that takes longer to start or to answer")  # fmt: skip
+    parser.add_argument("--agree", type=float, metavar="SHARE",
+                        help="repeat until two in a row differ by no more than this")  # fmt: skip
+    parser.add_argument("--restart", action="store_true",
+                        help="start an engine again that ended in a stage")  # fmt: skip
     parser.add_argument("--skip-logits", action="store_true")
     parser.add_argument("--time-limit", type=float, help="seconds after which no stage begins")
     parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")
@@ -96,6 +102,12 @@ def options() -> argparse.Namespace:
     given.decoding = tuple(int(number) for number in given.decoding.split(","))
     given.vllm_env = dict(pair.split("=", 1) for pair in given.vllm_env)
     return given
+
+
+def tell_vllm_texts_only(given: argparse.Namespace) -> None:
+    """A calibrated model has no tensors of a vision part, whatever its config says."""
+    if "vision_config" in json.loads((Path(given.model) / "config.json").read_text()):
+        given.vllm_options = {"language_model_only": True, **given.vllm_options}
 
 
 def _with_vocab(groups: list[Group], draft_vocab: int) -> list[Group]:

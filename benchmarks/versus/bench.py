@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import time
@@ -20,6 +21,7 @@ from versus.process import Failed, Worker, settings_of
 from versus.report import write_json
 
 _SPARE_TOKENS = 64  # of a request's length, beyond prompt and answer
+_KERNELS = re.compile(r"[Uu]sing .*(?:backend|kernel|GEMM|Attention|MoE)")  # as vLLM names them
 _CACHES = {
     "headstart": ("TRITON_CACHE_DIR", "~/.triton/cache"),
     "vllm": ("VLLM_CACHE_ROOT", "~/.cache/vllm"),
@@ -31,7 +33,9 @@ class Bench:
 
     def __init__(self, given: argparse.Namespace, checkpoint: dict[str, Any], folder: Path):
         self._given, self._folder, self._began = given, folder, time.perf_counter()
-        self.sizes = Sizes(given.prompt, given.answer, given.repeats, given.long, given.decoding)
+        self.sizes = Sizes(
+            given.prompt, given.answer, given.repeats, given.long, given.decoding, given.agree
+        )
         self._checkpoint = checkpoint
         self.rows: list[dict[str, Any]] = []
         self.failures: list[str] = []
@@ -66,12 +70,21 @@ class Bench:
         """Every stage of one K, with the engines that are there; they are stopped at the end."""
         try:
             for stage in group.stages:
-                workers = [worker for worker in workers if worker.is_running]
+                workers = self._running(group, workers)
                 if workers and not self._is_late(f"K = {group.drafts}, {stage}"):
                     workers = self._measure(group, stage, workers)
         finally:
             for worker in workers:
                 worker.stop()
+
+    def _running(self, group: Group, workers: list[Worker]) -> list[Worker]:
+        """Those that the stage before left; who ended is started again, where that is asked for."""
+        ended = [worker.name for worker in workers if not worker.is_running]
+        running = [worker for worker in workers if worker.is_running]
+        if not self._given.restart or not ended:
+            return running
+        started = self._start(group, ended)
+        return sorted([*running, *started], key=lambda own: self._given.engines.index(own.name))
 
     def _measure(self, group: Group, stage: Stage, workers: list[Worker]) -> list[Worker]:
         """Rows of one stage; returns who is there for the next one."""
@@ -88,8 +101,8 @@ class Bench:
                 return workers
             turns = Turns(workers)
             if stage.kind == "first":
-                found = first_tokens(turns, self.sizes)
-                own["prompt"] = self.sizes.prompt
+                own["prompt"] = stage.prompt or self.sizes.prompt
+                found = first_tokens(turns, self.sizes, own["prompt"])
             elif stage.kind == "off":  # only ours can
                 turns = Turns([worker for worker in workers if worker.name == "headstart"])
                 found = speeds(turns, self.sizes, stage.requests, is_off=True)
@@ -147,6 +160,8 @@ class Bench:
         own[f"K = {group.drafts}{f', draft vocabulary {vocab}' if vocab else ''}"] = {
             name: ready[name] for name in ("options", "resolved", "notes") if name in ready
         }
+        if lines := worker.log_lines(_KERNELS):
+            own["kernels"] = lines
         start = {
             "k": group.drafts, "engine": worker.name, "is_overlapped": overlap,
             "caches_found": has_cache, "draft_vocab": vocab, "kv_tokens": ready["kv_tokens"],
@@ -173,6 +188,8 @@ class Bench:
         length = sizes.prompt + sizes.answer
         if any(stage.kind == "long" for stage in group.stages):
             length = max(length, sizes.long + sizes.answer)
+        longest = max(stage.prompt or 0 for stage in group.stages)
+        length = max(length, longest + sizes.answer)
         is_vllm = engine == "vllm"
         return {
             **settings_of(engine, given.vllm_python if is_vllm else None,

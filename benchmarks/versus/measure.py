@@ -13,6 +13,7 @@ Reply = dict[str, Any]
 _WARM_TOKENS = 20_000  # of all prompts of a warm-up: enough to compile and capture, and quick
 _WARM_SEED = 999
 _FIRST_REPEATS, _FIRST_ANSWER = 5, 64
+_MOST_REPEATS = 6  # until two of them agree
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Sizes:
     repeats: int
     long: int
     decoding: tuple[int, ...]  # requests that decode while a long prompt is read
+    agree: float | None = None  # by how much two repeats may differ for an engine to be warm
 
 
 @dataclass
@@ -47,6 +49,29 @@ class Turns:
         return found
 
 
+def _until_agreed(
+    turns: Turns, agree: float, ask: Callable[[Worker, int], Reply]
+) -> dict[str, list[Reply]]:
+    """Every worker is asked until two replies in a row took about the same time."""
+    found: dict[str, list[Reply]] = {}
+    for repeat in range(_MOST_REPEATS):
+        settled = [w for w in turns.workers if _agrees(found.get(w.name, []), agree)]
+        others = Turns([w for w in turns.workers if w not in settled], turns.failures)
+        for name, replies in others.ask(1, _with_seed(ask, repeat)).items():
+            found.setdefault(name, []).extend(replies)
+        turns.workers = [*settled, *others.workers]
+    return {worker.name: found[worker.name] for worker in turns.workers}
+
+
+def _with_seed(ask: Callable[[Worker, int], Reply], seed: int) -> Callable[[Worker, int], Reply]:
+    return lambda worker, _: ask(worker, seed)
+
+
+def _agrees(replies: Sequence[Reply], agree: float) -> bool:
+    last = [reply["seconds"] for reply in replies[-2:]]
+    return len(last) == 2 and abs(last[0] - last[1]) <= agree * min(last)
+
+
 def speeds(turns: Turns, sizes: Sizes, requests: int, *, is_off: bool = False) -> dict[str, Any]:
     """Output tokens per second, prefill included."""
 
@@ -58,22 +83,30 @@ def speeds(turns: Turns, sizes: Sizes, requests: int, *, is_off: bool = False) -
     warm = min(sizes.prompt, max(64, _WARM_TOKENS // requests))
     few = min(sizes.answer, 24)
     turns.ask(1, lambda worker, _: ask(worker, _WARM_SEED, warm, few))
-    replies = turns.ask(sizes.repeats, lambda w, seed: ask(w, seed, sizes.prompt, sizes.answer))
-    return {
-        name: {
-            **_median([requests * sizes.answer / reply["seconds"] for reply in own]),
-            "cumulative_acceptance": own[-1]["acceptance"],
-        }
-        for name, own in replies.items()
-    }
+
+    def whole(worker: Worker, seed: int) -> Reply:
+        return ask(worker, seed, sizes.prompt, sizes.answer)
+
+    if sizes.agree is None:
+        replies = turns.ask(sizes.repeats, whole)
+    else:
+        replies = _until_agreed(turns, sizes.agree, whole)
+    result = {}
+    for name, own in replies.items():
+        each = [requests * sizes.answer / reply["seconds"] for reply in own]
+        counted = each if sizes.agree is None else each[-2:]
+        result[name] = {**_median(counted), "cumulative_acceptance": own[-1]["acceptance"]}
+        if sizes.agree is not None:
+            result[name] |= {"all": each, "is_settled": _agrees(own, sizes.agree)}
+    return result
 
 
-def first_tokens(turns: Turns, sizes: Sizes) -> dict[str, Any]:
-    """Time to first token at an idle engine."""
+def first_tokens(turns: Turns, sizes: Sizes, prompt: int) -> dict[str, Any]:
+    """Time to the first token of a prompt at an idle engine."""
 
     def ask(worker: Worker, seed: int) -> Reply:
         tokens = min(sizes.answer, _FIRST_ANSWER)
-        return worker.ask("first", prompt=sizes.prompt, tokens=tokens, seed=seed)
+        return worker.ask("first", prompt=prompt, tokens=tokens, seed=seed)
 
     turns.ask(1, lambda worker, _: ask(worker, _WARM_SEED))
     return _medians(turns.ask(max(_FIRST_REPEATS, sizes.repeats), ask))

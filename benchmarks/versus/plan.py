@@ -15,8 +15,11 @@ class Stage:
 
     kind: str
     requests: int = 1
+    prompt: int | None = None  # of `first`, where it is another one than that of the rest
 
     def __str__(self) -> str:
+        if self.prompt is not None:
+            return f"{self.kind} of {self.prompt} tokens"
         return self.kind if self.kind in _WORDS else f"{self.kind} of {self.requests}"
 
 
@@ -47,11 +50,13 @@ def parse_plan(text: str) -> list[Group]:
 def _stage(word: str) -> Stage:
     if word in _WORDS:
         return Stage(word)
+    if word.startswith("first") and word.removeprefix("first").isdigit():
+        return Stage("first", prompt=int(word.removeprefix("first")))
     number = word.removeprefix("off")
     if not number.isdigit() or int(number) < 1:
         raise ValueError(
-            f"--plan: {word!r} is not a number of requests, off and a number, or one of "
-            f"{', '.join(_WORDS)}"
+            f"--plan: {word!r} is not a number of requests, off and a number, first and a number "
+            f"of tokens, or one of {', '.join(_WORDS)}"
         )
     return Stage("off" if word.startswith("off") else "answer", int(number))
 

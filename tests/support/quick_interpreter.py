@@ -18,8 +18,11 @@ from torch import Tensor
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from headstart.backends.cuda import attending, forward, latent, warm_up
+from headstart.backends.cuda import attending, forward, latent, recurrent_prompts, warm_up
 from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.delta_chunks import ChunkTile
+from headstart.backends.cuda.kernels.delta_prompts import WalkTile
+from headstart.backends.cuda.recurrent_prompts import PromptTiles
 from support.quick_operands import interpreted, quicken_operands
 
 
@@ -47,9 +50,19 @@ def quicken_engines(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
     # Two heads to a program keep a GPU busy as well; here all heads of a row are one program.
     patch.setattr(forward, "place_qkv", partial(_of_all_heads, forward.place_qkv))
+    quicken_delta_prompts(patch)
     # Blank prompts of several sizes are for what libraries load on a GPU.
     patch.setattr(warm_up, "captured_sizes", lambda device: [16])
     patch.setattr(warm_up, "_LONG_PROMPTS", ())
+
+
+def quicken_delta_prompts(patch: pytest.MonkeyPatch) -> None:
+    """All rows of a chunk are one program of the convolution, all values of a head one that walks.
+
+    Small programs keep a GPU busy; here each takes milliseconds, however small it is.
+    """
+    tiles = PromptTiles(ChunkTile(conv_rows=64), WalkTile(values=64))
+    patch.setattr(recurrent_prompts, "tiles_for", lambda *sizes: tiles)
 
 
 def _of_all_heads(place: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:

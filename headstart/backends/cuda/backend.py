@@ -18,7 +18,7 @@ from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_prompt_recur
-from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.forward import Kernels, Recur, Rows
 from headstart.backends.cuda.group_linear import copied_bytes
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernel_linear import KernelLinear
@@ -29,7 +29,7 @@ from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_row
 from headstart.backends.cuda.quantized import hold_for_kernels, round_to_fp8
 from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
 from headstart.backends.cuda.recurrent import RecurrentBatch
-from headstart.backends.cuda.recurrent_prompts import prompt_recur
+from headstart.backends.cuda.recurrent_prompts import plain_recur, prompt_recur, why_plain
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.cuda.sparse_prompts import index_bytes
@@ -48,6 +48,7 @@ from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.kv_fp8 import SIZE_BYTES
 from headstart.models.linear import Linear
+from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row
 
 
@@ -72,6 +73,7 @@ class CudaBackend(Backend):
             torch.cuda.empty_cache()  # what was replaced counts as free memory
         self.kernels = Kernels()
         self._library: Library | None = None  # for the attention of long prompts
+        self.reads_states_plainly = False  # recurrent layers, in prompts
         if options.exact:
             self.kernels = ExactKernels(self.config.max_positions)
         else:
@@ -85,6 +87,11 @@ class CudaBackend(Backend):
             )
         if self._library is not None:
             self.notes.append(f"long prompts attend by {self._library.name}")
+        if config.delta is not None:
+            reason = why_plain(config.delta, self.dtype, self.device)
+            self.reads_states_plainly = reason is not None
+            if reason is not None:
+                self.notes.append(f"recurrent layers read prompts in plain PyTorch: {reason}")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what was tried with counts as free memory
 
@@ -146,12 +153,7 @@ class CudaBackend(Backend):
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
         if self.memory.states:
-            given = self.memory.states, batch.state_spans
-            if isinstance(self.kernels, ExactKernels):
-                recur = exact_prompt_recur(self.kernels, *given)
-            else:
-                recur = prompt_recur(self.kernels, *given)
-            rows = replace(rows, recur=recur)
+            rows = replace(rows, recur=self._recur(batch.state_spans))
         kept, chosen = None, batch.logits
         if not self.options.exact and len(batch.wanted) < len(batch.ids):
             kept = self.to_device(batch.wanted or [0])  # a kernel wants a row at least
@@ -161,6 +163,13 @@ class CudaBackend(Backend):
         )
         wanted = normed if len(chosen) == len(normed) else normed[self.to_device(chosen)]
         return stream, normed, self.logits(wanted)
+
+    def _recur(self, spans: Sequence[StateSpan]) -> Recur:
+        if isinstance(self.kernels, ExactKernels):
+            return exact_prompt_recur(self.kernels, self.memory.states, spans)
+        if self.reads_states_plainly:
+            return plain_recur(self.memory.states, spans)
+        return prompt_recur(self.kernels, self.memory.states, spans)
 
     def _trunk_rows(self, spans: list[Span], positions: Tensor) -> Rows:
         if isinstance(self.kernels, ExactKernels):

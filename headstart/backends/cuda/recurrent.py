@@ -90,7 +90,10 @@ def round_recur(
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
         partial, rings = kernels.product(x, net.inputs), batch.rings[layer]
         convolve_round(partial, net.conv.squeeze(1), net.a_log, net.dt_bias, own, rings, rows)
-        read = delta_round(partial, net.norm, net.eps, states[layer].memory, own, rings, rows)
+        read = delta_round(
+            partial, net.norm, net.eps, states[layer].memory, own, rings, rows,
+            is_silu=net.config.gate == "silu",
+        )  # fmt: skip
         return kernels.product(read, net.out)
 
     return recur

@@ -23,10 +23,11 @@ from headstart.backends.cuda.kernels.delta_prompts import Walks, WalkTile, walk
 from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
-from headstart.models.recurrence import LayerStates, StateSpan
+from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, first_rows
 
 _NARROW, _WIDE = 32, 64  # values of a head that a program takes along
 _PROGRAMS = 132  # that a GPU runs at once
+_DIMS = (32, 48, 64, 80, 96, 112, 128)  # of heads, that kernels take
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,24 @@ class PromptTiles:
     walk: WalkTile
 
 
-def tiles_for(num_spans: int, config: DeltaConfig, itemsize: int) -> PromptTiles:
+def tiles_for(num_spans: int, config: DeltaConfig) -> PromptTiles:
     """One request has few programs that walk, so that heads are split in more parts."""
-    if itemsize > 2:  # half as much fits
-        return PromptTiles(ChunkTile(), WalkTile(values=32, stages=1))
     values = _WIDE if num_spans >= many_requests(config) else _NARROW
     return PromptTiles(ChunkTile(), WalkTile(values=values))
+
+
+def why_plain(config: DeltaConfig, dtype: torch.dtype, device: torch.device) -> str | None:
+    """What keeps the kernels from reading prompts of a model, or None; interpreted ones take all.
+
+    On an H200 they were right for heads of 32 x 32, 48 x 80 and 128 x 128, wrong for 16 x 12.
+    """
+    if device.type != "cuda":
+        return None
+    if dtype != torch.bfloat16:
+        return f"numbers are {str(dtype).removeprefix('torch.')}, kernels are made for bfloat16"
+    if config.k_dim not in _DIMS or config.v_dim not in _DIMS:
+        return f"heads have sizes of {config.k_dim} and {config.v_dim}"
+    return None
 
 
 def many_requests(config: DeltaConfig) -> int:
@@ -91,7 +104,19 @@ def prompt_recur(kernels: Kernels, states: list[LayerStates], spans: Sequence[St
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
         partial = kernels.product(x, net.inputs)
         projected = partial[0] if len(partial) == 1 else partial.sum(0)
-        tiles = tiles_for(len(spans), net.config, x.element_size())
+        tiles = tiles_for(len(spans), net.config)
         return kernels.product(rows.run(net, projected, states[layer], tiles), net.out)
+
+    return recur
+
+
+def plain_recur(states: list[LayerStates], spans: Sequence[StateSpan]) -> Recur:
+    """The same as the plain modules do it."""
+    numbers = first_rows(spans)
+    starts = on_device(numbers, states[0].memory.device) if numbers else None
+
+    def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
+        result: Tensor = net(x, None, SlotRecurrence(states[layer], spans, starts=starts))
+        return result.unsqueeze(0)
 
     return recur

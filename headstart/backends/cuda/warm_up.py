@@ -58,7 +58,8 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
     model, batch = thinned(rounds.graphs.model), rounds.batch
     with compiled_together():
         read_blank(rounds, _COMPILED_ROWS)
-        if (delta := rounds.backend.config.delta) is not None:
+        delta = rounds.backend.config.delta
+        if delta is not None and not rounds.backend.reads_states_plainly:
             read_blank(rounds, 1, requests=many_requests(delta))
         blank = torch.zeros(1, rounds.vocab, device=batch.lengths.device)
         choose_rows(blank, [Row(_KINDS[1], 1, 1)], with_logprobs=True)

@@ -28,7 +28,9 @@ from headstart.backends.cuda.kernels import (
     attention_fp8,
     choice,
     delta,
+    delta_chunks,
     delta_exact,
+    delta_prompts,
     eight_bits,
     fp8_products,
     gates,
@@ -70,8 +72,9 @@ IS_LONG, RECORDS = "--long" in sys.argv, "--record" in sys.argv
 RECORD = Path(__file__).resolve().parents[2] / "fixtures" / "kernels_sm_90.txt"
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
 MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
-# and about 200 in latent attention, which has all registers, 76 in 4-bit products of 64 rows.
-MAX_SPILLED_BYTES_OF = {latent: 256, groups: 96}
+# and about 200 in latent attention, which has all registers, 76 in 4-bit products of 64 rows, 112
+# in chunks of delta nets, of which three run beside one another (48 by 3.6, faster than none).
+MAX_SPILLED_BYTES_OF = {latent: 256, groups: 96, delta_chunks: 128}
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
 LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
@@ -145,6 +148,11 @@ RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory":
          "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
 EXACT = dict.fromkeys(("begins", "counts", "silents", "lines", "sources", "kept", "targets",
                        "positions"), "*i32")  # fmt: skip
+CHUNKED = {"K_HEADS": 16, "K_DIM": 128, "V_DIM": 128}
+WALKED = {"HEADS": 48, "TAPS": 4, "ROWS": 64, "IS_SILU": True, "BLOCK_C": 4, "BLOCK_K": 128}
+PREPARED = {**dict.fromkeys(("projected", "known", "wanted", "scores", "conv"), "*bf16"),
+            **dict.fromkeys(("chunks", "spans", "pieces", "keeps"), "*i32"), "faded": "*fp32",
+            **dict.fromkeys(("width", "channels"), "i32" + MULTIPLE)}  # fmt: skip
 LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": "*i64",
           "best_ptr": "*i64", **dict.fromkeys(
               ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
@@ -397,7 +405,17 @@ JOBS: list[Job] = [
     (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
                        "BLOCK_H": 32}, RINGS),
     (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,
-                    "V_DIM": 64, "PLACES": 34, "BLOCK_K": 64, "BLOCK_V": 64}, RINGS),
+                    "V_DIM": 64, "PLACES": 34, "IS_SILU": True, "BLOCK_K": 64, "BLOCK_V": 64},
+     RINGS),
+    # Qwen3.5-27B's
+    (delta_chunks._convolve, {**CHUNKED, "ROWS": 32, "PARTS": 2, "TAPS": 4, "BLOCK": 128},
+     {**RINGS, **PREPARED}),
+    (delta_chunks._prepare, {**CHUNKED, "ROWS": 64, "HEADS": 48, "LEVELS": 5, "BLOCK": 64,
+                             "num_stages": 1, "maxnreg": 168}, {**RINGS, **PREPARED}),
+    (delta_prompts._walk, {**CHUNKED, **WALKED, "TILES": 4, "BLOCK_V": 32}, {**RINGS, **PREPARED}),
+    (delta_prompts._walk, {**CHUNKED, **WALKED, "TILES": 2, "BLOCK_V": 64}, {**RINGS, **PREPARED}),
+    (delta_prompts._finish, {"HEADS": 48, "V_DIM": 128, "IS_SILU": True, "ROWS": 16,
+                             "BLOCK_V": 128}, {**RINGS, **PREPARED}),
     (losses._row_sums, {"HAS_LABELS": True, "HAS_TARGET": True, "BLOCK": 4096, "num_warps": 8},
      LOSSES),
     (losses._mix, {"HAS_TARGET": True, "HAS_BELOW": True, "HAS_LABEL": True, "BLOCK": 4096,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from versus.gaps import Arrivals
-from versus.measure import Turns
+from versus.measure import Sizes, Turns, speeds
 from versus.plan import Group, Stage, parse_plan
 from versus.process import Failed, Worker, settings_of
 from versus.report import page
@@ -59,6 +59,7 @@ def test_a_plan_says_what_is_measured_in_which_order() -> None:
         Group(3, (Stage("answer", 80), Stage("off", 1), Stage("long"))),
         Group(0, (Stage("answer", 1),)),
     ]
+    assert parse_plan("3:first,first300") == [Group(3, (Stage("first"), Stage("first", 1, 300)))]
 
 
 @pytest.mark.parametrize("text", ["", "1,80", "3:many", "3:0", "0:off1", "0:vocab"])
@@ -91,6 +92,28 @@ def test_a_long_prompt_is_timed_beside_decoding_requests(tmp_path: Path) -> None
     found = desk(tmp_path, Walker()).do(job)
     assert found["quiet"]["tokens"] == 2 * found["quiet"]["chunks"] > 60
     assert found["during"]["chunks"] >= 2 and found["long_first_token_seconds"] > 0
+
+
+def test_engines_are_asked_until_two_repeats_agree() -> None:
+    """One compiles at first, one is warm, one never comes to rest."""
+    times = {"a": [9.0, 2.0, 2.01], "b": [1.0, 1.0], "c": [float(2**i) for i in range(6)]}
+    asked = {name: 0 for name in times}
+
+    class Asked:
+        def __init__(self, name: str):
+            self.name = name
+
+        def ask(self, kind: str, *, tokens: int, **_: Any) -> dict[str, Any]:
+            if tokens < 40:  # a warm-up
+                return {}
+            asked[self.name] += 1
+            return {"seconds": times[self.name][asked[self.name] - 1], "acceptance": []}
+
+    turns = Turns([Asked(name) for name in times])  # type: ignore[misc]
+    found = speeds(turns, Sizes(10, 40, 3, 0, (), agree=0.01), 1)
+    assert asked == {"a": 3, "b": 2, "c": 6}
+    assert found["a"]["value"] == pytest.approx(20, rel=0.01) and found["b"]["value"] == 40
+    assert [found[name]["is_settled"] for name in times] == [True, True, False]
 
 
 def test_who_fails_drops_out_and_the_others_go_on() -> None:

@@ -4,7 +4,7 @@ from math import prod
 
 import pytest
 
-from headstart.calibrate.shape_config import shape_config
+from headstart.calibrate.shape_config import released, shape_config
 from headstart.calibrate.shapes import SHAPES
 from headstart.calibrate.tensors import trunk_shapes
 from headstart.errors import ConfigError
@@ -99,3 +99,23 @@ def test_numbers_of_a_named_shape_may_be_changed() -> None:
         shape_config("glm-4.5-air,speed=2")
     with pytest.raises(ConfigError, match="vocab is 9"):
         shape_config("mimo-7b,vocab=9")
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-27b", "qwen3.5-35b"])
+def test_text_models_are_released_inside_of_another_config(name: str) -> None:
+    """As vLLM 0.26 and transformers look for them; everything of the text model is kept."""
+    from transformers import AutoConfig
+
+    own = shape_config(f"{name},layers=4,hidden=64,vocab=100")
+    whole = released(own)
+    kind = whole.pop("model_type")
+    read = AutoConfig.for_model(kind, **whole)
+    assert read.text_config.layer_types == ["linear_attention"] * 3 + ["full_attention"]
+    assert read.text_config.vocab_size == 100 and read.vision_config.out_hidden_size == 64
+    assert whole["text_config"] == {n: v for n, v in own.items() if n != "architectures"}
+    assert whole["architectures"] == [
+        type(read).__name__.replace("Config", "ForConditionalGeneration")
+    ]
+    assert released(shape_config("mimo-7b")) == shape_config("mimo-7b"), (
+        "which are whole themselves"
+    )

@@ -78,12 +78,12 @@ def convolve_round(
 
 def delta_round(
     partial: Tensor, norm: Tensor, eps: float, memory: Tensor, batch: DeltaRequests, rings: Rings,
-    rows: int,
+    rows: int, *, is_silu: bool = True,
 ) -> Tensor:  # fmt: skip
     """Repeat what was accepted, in place in memory [slots, H, K, V]; then R new rows of each.
 
-    Returns what they read, normed and gated: [B * R, H V] in the rings' type. With no rows only
-    the memories are brought up to date.
+    Returns what they read, normed and gated: [B * R, H V] in the rings' type; gates are silu, or
+    sigmoids. With no rows only the memories are brought up to date.
     """
     splits, total, width = partial.shape
     heads, k_dim, v_dim = memory.shape[1:]
@@ -95,7 +95,7 @@ def delta_round(
         partial, norm, memory, batch.first, batch.replays, batch.slots, batch.buffers, rings.mixed,
         rings.gates, result, total, width, channels, eps, k_dim**-0.5, SPLITS=splits, ROWS=rows,
         HEADS=heads, GROUP=heads // k_heads, KEYS=k_heads * k_dim, K_DIM=k_dim, V_DIM=v_dim,
-        PLACES=places, BLOCK_K=triton.next_power_of_2(k_dim),
+        PLACES=places, IS_SILU=is_silu, BLOCK_K=triton.next_power_of_2(k_dim),
         BLOCK_V=triton.next_power_of_2(v_dim), num_warps=8,
     )  # fmt: skip
     return result
@@ -182,8 +182,8 @@ def _changed(state, source, gate, at_k, is_k, at_v, is_v, HEADS: tl.constexpr):
 def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, result, total,
            width, channels, eps, scale, SPLITS: tl.constexpr, ROWS: tl.constexpr,
            HEADS: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, K_DIM: tl.constexpr,
-           V_DIM: tl.constexpr, PLACES: tl.constexpr, BLOCK_K: tl.constexpr,
-           BLOCK_V: tl.constexpr):  # fmt: skip
+           V_DIM: tl.constexpr, PLACES: tl.constexpr, IS_SILU: tl.constexpr,
+           BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     in_k = tl.arange(0, BLOCK_K)
@@ -219,8 +219,10 @@ def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, 
             here = request * ROWS + row
             out = _summed(partial, here, total, width, channels + head * V_DIM + in_v, is_v, kind,
                           SPLITS)  # fmt: skip
-            out = (out * tl.sigmoid(out)).to(kind).to(tl.float32)
-            value = read.to(kind).to(tl.float32) * out
+            opened = tl.sigmoid(out)
+            if IS_SILU:
+                opened = out * opened
+            value = read.to(kind).to(tl.float32) * opened.to(kind).to(tl.float32)
             target = result + here * (HEADS * V_DIM) + head * V_DIM + in_v
             tl.store(target, value.to(kind), is_v)
     else:

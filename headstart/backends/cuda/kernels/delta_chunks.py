@@ -41,12 +41,13 @@ class DeltaWeights:
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """Rows and warps of a program that convolves; warps and registers of one that prepares."""
+    """Rows and warps of a program that convolves; what a program has that prepares."""
 
-    conv_rows: int = 16
+    conv_rows: int = 32
     conv_warps: int = 4
     warps: int = 4
-    registers: int | None = None
+    registers: int | None = 168  # so that three run beside one another
+    stages: int = 1
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,12 @@ def prepare_chunks(
         projected, weights.a_log, weights.dt_bias, chunks, made.mixed, made.known, made.wanted,
         made.scores, made.faded, total, width, config.channels, **sizes, ROWS=ROWS, HEADS=heads,
         LEVELS=ROWS.bit_length() - 2, BLOCK=_COLUMNS, num_warps=tile.warps,
-        num_stages=1, maxnreg=tile.registers,
+        num_stages=tile.stages, maxnreg=tile.registers,
     )  # fmt: skip
     return made
 
 
 def block_of(dim: int) -> int:
-    """Heads of 16 gave no numbers on an H200 when they were multiplied as they are."""
     return max(64, 1 << (dim - 1).bit_length())
 
 

@@ -25,7 +25,11 @@ _FINISHED_ROWS = 16  # of a program that norms and gates
 
 @dataclass(frozen=True)
 class WalkTile:
-    """Values of a head that a program has, its warps and stages."""
+    """Values of a head that a program has, its warps and stages.
+
+    With one stage Triton 3.6 made code that left its memory on an H200, and wrong numbers where
+    queries and keys could not be fetched ahead (rows of 112 bytes).
+    """
 
     values: int = 32
     warps: int = 4
@@ -46,6 +50,7 @@ def walk(
     config: DeltaConfig, tile: WalkTile,
 ) -> Tensor:  # fmt: skip
     """What all rows read, normed and gated: [T, H V] in the model's type. States are kept."""
+    assert tile.stages > 1
     total, width = projected.shape
     heads, v_dim = config.v_heads, config.v_dim
     result = torch.empty(total, heads * v_dim, dtype=made.mixed.dtype, device=projected.device)
@@ -106,7 +111,7 @@ def _keep_inputs(projected, conv, at, is_channel, slot, source, first, stop, wid
                  TAPS: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     """The last inputs of rows [first, stop), those before them by what was kept in `source`."""
     line = tl.arange(0, BLOCK_C)
-    row = stop - (TAPS - 1) + line
+    row = (stop - (TAPS - 1) + line).to(tl.int64)
     is_line = (line < TAPS - 1)[:, None] & is_channel[None, :]
     new = is_line & (row >= first)[:, None]
     earlier = source * (TAPS - 1) + (TAPS - 1) + row - first  # negative where there is no source

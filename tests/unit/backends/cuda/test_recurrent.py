@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +25,9 @@ CONFIG = DeltaConfig(k_heads=1, v_heads=2, k_dim=16, v_dim=12, kernel=4)
 HIDDEN, DRAFTS = 32, 2
 
 
-def make_net() -> DeltaNet:
+def make_net(gate: Literal["silu", "sigmoid"] = "silu") -> DeltaNet:
     torch.manual_seed(0)
-    net = DeltaNet(HIDDEN, CONFIG, 1e-6)
+    net = DeltaNet(HIDDEN, replace(CONFIG, gate=gate), 1e-6)
     for value in net.parameters():
         value.data.normal_(0, 0.3)
     return net.to(DEVICE)
@@ -50,8 +53,8 @@ def request(num_read: int, *, state_slot: int) -> RoundRequest:
 class Play:
     """Two texts that were read up to some row, admitted in the wrong order."""
 
-    def __init__(self, read: list[int]):
-        self.net = make_net()
+    def __init__(self, read: list[int], gate: Literal["silu", "sigmoid"] = "silu"):
+        self.net = make_net(gate)
         self.texts = [torch.randn(count, HIDDEN, device=DEVICE) for count in read]
         self.states = [plain(self.net, self.texts)[1]]
         recurrent = RecurrentBatch.create(CONFIG, 1, 3, DRAFTS, torch.float32, DEVICE)
@@ -87,7 +90,7 @@ class Play:
 
 
 def test_rejected_rows_leave_no_trace() -> None:
-    play = Play([5, 2])
+    play = Play([5, 2], gate="sigmoid")
     play.round(3, [1, 3])
     play.round(3, [2, 1])
     play.round(1, [1, 1])

@@ -13,13 +13,19 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_bf16, round_bf16
-from support.quick_interpreter import quicken
+from support.long_runs import unless_long
+from support.quick_interpreter import quicken, quicken_delta_prompts
 
 from headstart.backends.cuda import recurrent_prompts
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.delta_chunks import ChunkTile
 from headstart.backends.cuda.kernels.delta_prompts import WalkTile
-from headstart.backends.cuda.recurrent_prompts import PromptTiles, prompt_recur
+from headstart.backends.cuda.recurrent_prompts import (
+    PromptTiles,
+    plain_recur,
+    prompt_recur,
+    why_plain,
+)
 from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
@@ -36,11 +42,13 @@ SPANS = [
     StateSpan(190, 193, 2, ((1, 8), (2, 9), (3, 2))),
     StateSpan(193, 223, None, ((16, 3), (30, 4))),
 ]
+FEW_SPANS = [StateSpan(0, 70, None, ((64, 0), (70, 1))), StateSpan(70, 90, 2, ((20, 2),))]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(monkeypatch)
+    quicken_delta_prompts(monkeypatch)
 
 
 def make_net(config: DeltaConfig = CONFIG) -> DeltaNet:
@@ -90,8 +98,13 @@ def assert_same(net: DeltaNet, x: Tensor, spans: list[StateSpan]) -> LayerStates
 
 
 @pytest.mark.parametrize("config", [CONFIG, OTHER], ids=["grouped", "other sizes"])
-def test_several_requests_and_all_states_that_are_kept(config: DeltaConfig) -> None:
+def test_several_requests_and_all_states_that_are_kept(
+    config: DeltaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     net = make_net(config)
+    if config is OTHER:  # heads are split as on a GPU, and so are rows of the convolution
+        tiles = PromptTiles(ChunkTile(conv_rows=32), WalkTile(values=16))
+        monkeypatch.setattr(recurrent_prompts, "tiles_for", lambda *_: tiles)
     states = assert_same(net, drawn_rows(223), SPANS)
     assert torch.equal(states.memory[1], states.memory[7])
     before = drawn_states(config).memory
@@ -114,7 +127,7 @@ def cut_texts(draw: st.DrawFn) -> list[StateSpan]:
     """Up to three requests of any length, cut anywhere; slots are used once."""
     slots, start, spans = iter(range(SLOTS)), 0, []
     for _ in range(draw(st.integers(1, 3))):
-        count = draw(st.integers(1, 140))
+        count = draw(st.integers(1, 100))
         begins = draw(st.booleans())
         own = next(slots)
         ends = sorted(draw(st.sets(st.integers(1, count), max_size=2)))
@@ -126,30 +139,32 @@ def cut_texts(draw: st.DrawFn) -> list[StateSpan]:
 
 
 @settings(
-    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=unless_long(3, 25),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(spans=cut_texts(), repeated=st.sampled_from([0.0, 0.5, 1.0]))
 def test_whatever_is_cut_where(spans: list[StateSpan], repeated: float) -> None:
     assert_same(make_net(), drawn_rows(spans[-1].stop, repeated), spans)
 
 
-@pytest.mark.parametrize("values", [16, 32], ids=["finished apart", "at once"])
+@pytest.mark.parametrize("values", unless_long([16], [16, 32]))
 def test_in_bf16_as_close_as_the_plain_module(values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     repair_bf16(monkeypatch)
     round_bf16(monkeypatch)
     tiles = PromptTiles(ChunkTile(), WalkTile(values=values))
     monkeypatch.setattr(recurrent_prompts, "tiles_for", lambda *_: tiles)
     config = replace(CONFIG, v_dim=32)
-    net, x = make_net(config).bfloat16(), drawn_rows(223, 0.3).bfloat16()
+    net, x = make_net(config).bfloat16(), drawn_rows(90, 0.3).bfloat16()
     gaps = []
     with torch.inference_mode():
-        wanted, expected = plainly(net, x, SPANS)
+        wanted, expected = plainly(net, x, FEW_SPANS)
         for is_plain in (True, False):
             states = drawn_states(config, torch.bfloat16)
             if is_plain:
-                found = net(x, None, SlotRecurrence(states, SPANS))
+                found = net(x, None, SlotRecurrence(states, FEW_SPANS))
             else:
-                found = prompt_recur(Kernels(), [states], SPANS)(net, 0, x).sum(0)
+                found = prompt_recur(Kernels(), [states], FEW_SPANS)(net, 0, x).sum(0)
             pairs = ((found, wanted), (states.memory, expected.memory))
             gaps.append([float((a - b).norm() / b.norm()) for a, b in pairs])
     assert all(own < 1.5 * plain + 2e-3 for plain, own in zip(*gaps, strict=True)), gaps
@@ -158,7 +173,7 @@ def test_in_bf16_as_close_as_the_plain_module(values: int, monkeypatch: pytest.M
 @torch.inference_mode()
 def test_numbers_go_to_the_device_once_for_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that goes to the device waits for it: one copy a pass, none per row or layer."""
-    net, x = make_net(), drawn_rows(223)
+    net, x = make_net(), drawn_rows(90)
     layers = [drawn_states(CONFIG) for _ in range(2)]
     copies = list[list[int]]()
 
@@ -170,8 +185,44 @@ def test_numbers_go_to_the_device_once_for_all_layers(monkeypatch: pytest.Monkey
         raise AssertionError("a number went to the device")
 
     monkeypatch.setattr(recurrent_prompts, "on_device", counted)
-    recur = prompt_recur(Kernels(), layers, SPANS)
+    recur = prompt_recur(Kernels(), layers, FEW_SPANS)
     monkeypatch.setattr(torch, "tensor", refuse)
     for layer in range(2):
         recur(net, layer, x)
     assert len(copies) == 1 and torch.equal(layers[0].memory, layers[1].memory)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k_dim", "v_dim", "reason"),
+    [
+        (torch.bfloat16, 128, 128, None),
+        (torch.bfloat16, 32, 80, None),
+        (torch.float32, 128, 128, "numbers are float32, kernels are made for bfloat16"),
+        (torch.bfloat16, 16, 12, "heads have sizes of 16 and 12"),
+        (torch.bfloat16, 128, 256, "heads have sizes of 128 and 256"),
+    ],
+)
+def test_what_was_not_shown_on_a_gpu_is_read_plainly(
+    dtype: torch.dtype, k_dim: int, v_dim: int, reason: str | None
+) -> None:
+    config = replace(CONFIG, k_dim=k_dim, v_dim=v_dim)
+    assert why_plain(config, dtype, torch.device("cuda")) == reason
+    assert why_plain(config, dtype, torch.device("cpu")) is None, "interpreted kernels take all"
+
+
+@torch.inference_mode()
+def test_the_plain_way_gives_the_same() -> None:
+    net, x = make_net(), drawn_rows(90)
+    wanted, expected = plainly(net, x, FEW_SPANS)
+    states = drawn_states(CONFIG)
+    found = plain_recur([states], FEW_SPANS)(net, 0, x).sum(0)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-3, atol=2e-5)
+    torch.testing.assert_close(states.memory.double(), expected.memory, rtol=1e-3, atol=2e-5)
+
+
+def test_one_request_has_narrow_programs_where_they_fill_a_gpu() -> None:
+    """Of Qwen3-Next and Qwen3.5-27B, by what was faster on an H200."""
+    sizes = {"k_heads": 16, "k_dim": 128, "v_dim": 128}
+    small, large = (replace(CONFIG, v_heads=heads, **sizes) for heads in (32, 48))
+    found = [recurrent_prompts.many_requests(config) for config in (small, large)]
+    assert found == [2, 1]
