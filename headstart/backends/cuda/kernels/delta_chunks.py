@@ -43,10 +43,10 @@ class DeltaWeights:
 class ChunkTile:
     """Rows and warps of a program that convolves; what a program has that prepares."""
 
-    conv_rows: int = 32
+    conv_rows: int = 16
     conv_warps: int = 4
     warps: int = 4
-    registers: int | None = 168  # so that three run beside one another
+    registers: int | None = None
     stages: int = 1
 
 

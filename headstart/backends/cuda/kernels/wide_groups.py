@@ -30,6 +30,9 @@ TILE_ROWS = (32, 64, 128)
 # Up to MOST_FEW rows a pair of integers each is fewer instructions; beyond MOST_WIDE a copy of the
 # weights for a library is the less work. By counting, not by time.
 MOST_FEW, MOST_WIDE = 16, 512
+# It ran interpreted and was compiled for Hopper; `kernels/groups.py` multiplies these rows on GPUs
+# until `benchmarks/gpu_wide_groups.py` has shown on one that this is right and faster.
+IS_SHOWN_ON_GPUS = False
 _WIDTH = 1024  # inputs that a program lays out
 _IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
@@ -72,7 +75,7 @@ def parted_silu(product: Tensor, half: int, dtype: torch.dtype) -> PartedRows:
 
 def takes_wide(packed: PackedGroups, rows: int, dtype: torch.dtype) -> bool:
     """Whether so many rows in `dtype` are multiplied here."""
-    is_own = dtype == torch.bfloat16 or triton.knobs.runtime.interpret
+    is_own = triton.knobs.runtime.interpret or (IS_SHOWN_ON_GPUS and dtype == torch.bfloat16)
     return packed.bits == 4 and is_own and MOST_FEW < rows <= MOST_WIDE
 
 
