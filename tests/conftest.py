@@ -25,6 +25,9 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+os.environ.pop("COLUMNS", None)  # a narrow terminal of the run would fold tables
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_disk_waits() -> Iterator[None]:
     """Flushing to disk is real in subprocess tests; elsewhere it would only cost minutes."""

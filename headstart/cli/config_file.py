@@ -12,6 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from headstart.errors import ConfigError, first_line
+from headstart.files import read_text
+
+_MOST_BYTES = 1 << 20
 
 
 def _read(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -24,7 +27,7 @@ def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        document = yaml.safe_load(path.read_text("utf-8"))
+        document = yaml.safe_load(read_text(path, _MOST_BYTES))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config is {str(path)!r}, which cannot be read: {first_line(error)}. Give a YAML "

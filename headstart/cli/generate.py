@@ -201,6 +201,8 @@ def run(
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes |= {"max_tokens": max_tokens, "seed": seed, "stop": tuple(stop or ())}
     SamplingParams(**changes)  # what is wrong is said before a model is loaded
+    if max_tokens < 1:  # servers are asked so for a prompt's log-probabilities
+        raise ConfigError(f"--max-tokens is {max_tokens}; give a whole number of at least 1.")
     limit_spinning()
     from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine

@@ -237,7 +237,7 @@ def main() -> None:
         sys.exit(130)
     finally:
         sys.excepthook = _show_traceback  # only now: typer has set its own
-    sys.exit(code)
+    sys.exit(code or 0)
 
 
 def _explained(error: Any) -> str:

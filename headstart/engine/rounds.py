@@ -96,6 +96,8 @@ class Rounds:
     def why_not(self, request: Request) -> str | None:
         """What keeps a request out of rounds, or None."""
         if request.params.draft_from == "context" and not self.copies(request):
+            if not self._device.sizes.copied:
+                return "drafts from its context alone, where speculate is a number"
             return "drafts from its context alone, beside a grammar or the rejection rule"
         return self._device.why_not(request.params)
 

@@ -15,8 +15,10 @@ from typing import Literal
 
 from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
 from headstart.errors import ConfigError
+from headstart.files import read_text
 
 _BACKLOG = 2048
+_MOST_TEMPLATE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +141,9 @@ _POSITIVE = (
 def read_template(path: str) -> str:
     """The text of a chat template; ConfigError where it cannot be read."""
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_text(Path(path), _MOST_TEMPLATE_BYTES)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
             f"--chat-template is {path!r}, which cannot be read ({why}). Give a file with a Jinja "
             "template."

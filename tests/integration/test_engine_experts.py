@@ -33,16 +33,11 @@ from headstart.errors import ConfigError
 from headstart.families.experts import fused_slot
 
 # Why the kernels of the GPU path do not take some of the families below.
-REFUSED = {
-    "deepseek_v32": "deepseek_v32 models choose what a row sees by an indexer",
-    "glm_moe_dsa": "glm_moe_dsa models choose what a row sees by an indexer",
-    "mimo_v2": "the head has 3 modules",
-    "step3p5": "the model has sliding windows",
-    "exaone_moe": "the model has sliding windows",
-    "exaone4_5": "the model has sliding windows",
-    "mellum": "the model has sliding windows",
-}
-FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
+REFUSED = {"exaone4_5": "the model norms what attention and MLPs give"}
+FAMILIES = (
+    "glm4_moe", "ernie4_5_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mimo_v2", "step3p5",
+    "exaone_moe", "mellum", *REFUSED,
+)  # fmt: skip
 # Most of what is tried below does not depend on how a layer attends.
 closely = pytest.mark.parametrize(
     "family", ["glm4_moe", "deepseek_v3"], indirect=True, scope="module"

@@ -11,12 +11,11 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import httpx
 import openai
 import pytest
-from starlette.types import Send
 from support.server_runs import HTTP, VOCAB
 from support.server_threads import (
     LONG,
@@ -283,11 +282,12 @@ def test_requests_of_the_servers_own_are_not_counted(
     caplog.set_level("INFO", "headstart.server")
     engine, answered, answer = small_engine(folder), [], Answering._answer
 
-    async def watched(own: Answering, send: Send) -> None:
+    async def watched(own: Answering, *given: Any) -> bool:
         with pytest.raises(Refusal, match="is being loaded"):
             server.serving.state.gate.check()  # clients wait meanwhile
-        await answer(own, send)
+        is_cut = await answer(own, *given)
         answered.append((own.answer_id, engine.stats.output_tokens > 0))
+        return is_cut
 
     monkeypatch.setattr(Answering, "_answer", watched)
     with serving(lambda: engine, is_eager=True) as server:

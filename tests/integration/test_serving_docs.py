@@ -12,8 +12,9 @@ import pytest
 from support.server_runs import Server
 
 from headstart.engine.options import EngineOptions
+from headstart.server.completions import CompletionRequest
 from headstart.server.options import ServerOptions
-from headstart.server.protocol.base import HARMLESS
+from headstart.server.protocol.base import HARMLESS, STRUCTURED
 from headstart.server.protocol.requests import ChatRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
@@ -45,6 +46,8 @@ def test_all_fields_and_flags_that_the_page_names_exist() -> None:
     flags = {f"--{name.replace('_', '-')}" for name in options}
     assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= {*flags, "--hide-paths"}
     listed = PAGE[PAGE.index("Beside OpenAI's") : PAGE.index("Fields that change nothing")]
-    assert set(re.findall(r"`([a-z_]+)`", listed)) <= set(ChatRequest.model_fields)
+    assert set(re.findall(r"`([a-z_]+)`", listed)) <= {
+        *ChatRequest.model_fields, *CompletionRequest.model_fields, *STRUCTURED,
+    }  # fmt: skip
     accepted = PAGE[PAGE.index("Fields that change nothing") : PAGE.index("## Drafts")]
     assert set(re.findall(r"`([a-z_]+)`", accepted)) == set(HARMLESS)

@@ -120,7 +120,10 @@ class DecodeBatch:
     @property
     def num_bytes(self) -> int:
         """Of all tensors but those of packed passes and of recurrent layers."""
-        own = [*vars(self).values(), *vars(self.settings).values()]
+        named = {name: value for name, value in vars(self).items() if name != "made"}
+        own = [*named.values(), *vars(self.settings).values()]
+        if self.copies is not None:  # else it is a view of `limits`
+            own.append(self.made)
         return sum(value.nbytes for value in own if isinstance(value, Tensor))
 
     @property

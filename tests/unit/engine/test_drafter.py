@@ -86,10 +86,11 @@ class NotingBackend(Backend):
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
         vocab: str | None,
     ) -> list[DraftChain]:  # fmt: skip
-        assert all(row.mask is None or n == 1 for row, n in zip(rows, counts, strict=True))
         self.notes.chains.append(([_part(own) for own in requests], list(counts), vocab))
         return [
-            DraftChain(_counting(own.tokens[-1], count, row.mask), torch.tensor([[500.0]]))
+            DraftChain(
+                _counting(own.tokens[-1], count, row.mask), 500.0 + torch.arange(count)[:, None]
+            )
             for own, row, count in zip(requests, rows, counts, strict=True)
         ]
 
@@ -111,9 +112,9 @@ class NotingBackend(Backend):
 
 
 def _counting(last: int, count: int, mask: Tensor | None) -> list[int]:
-    """The next larger tokens, those that a mask allows."""
-    fitting = [t for t in range(last + 1, VOCAB) if mask is None or mask[t]]
-    return fitting[:count]
+    """The next larger tokens; the first is one that a mask allows."""
+    first = next(t for t in range(last + 1, VOCAB) if mask is None or mask[t])
+    return list(range(first, first + count))
 
 
 def _part(rows: HeadRows) -> Part:
@@ -373,15 +374,16 @@ def test_drafts_are_made_as_a_chain_where_the_backend_can() -> None:
     assert backend.notes.passes == [] and drafter.num_final(many) == 5
 
 
-def test_drafts_that_follow_a_grammar_are_made_one_by_one_beside_a_chain() -> None:
+def test_a_chain_under_a_grammar_begins_again_where_a_draft_does_not_fit() -> None:
     backend, drafter = begin(chains=True)
     chained, guided, none = (read(drafter, request(name)) for name in "abc")
     guided.grammar = GuardedGrammar(Even(), VOCAB)
     drafter.propose({chained: 2, guided: 3, none: 0})
-    assert [counts for _, counts, _ in backend.notes.chains] == [[2, 1], [1], [1]]
+    # Of 16, 17, 18 the first fits, of 18, 19 again; the mask then leaves 20.
+    assert [counts for _, counts, _ in backend.notes.chains] == [[3, 2], [2], [1]]
     assert [parts for parts, *_ in backend.notes.chains[1:]] == [
         [Part([16], 5, [500])], [Part([18], 6, [500])],
-    ], "each draft goes on from the state of the one before"  # fmt: skip
+    ], "each chain goes on from the state of the last draft that fits"  # fmt: skip
     assert (chained.drafts, guided.drafts, none.drafts) == ([15, 16], [16, 18, 20], [])
     assert drafter.num_final(guided) == 5 and not backend.notes.passes
     assert len(backend.notes.fills) == 1, "the one that does not draft catches up"

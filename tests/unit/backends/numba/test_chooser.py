@@ -52,7 +52,8 @@ RULE = {"acceptance"}
 # shown, how many drafts are made among what; the seed that counts is the row's.
 OTHERS = {
     "max_tokens", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "n", "seed",
-    "detokenize", "skip_special_tokens", "speculate", "draft_vocab", "prompt_logprobs",
+    "detokenize", "skip_special_tokens", "speculate", "draft_vocab", "draft_from",
+    "prompt_logprobs",
 }  # fmt: skip
 
 
