@@ -57,11 +57,18 @@ class DraftSources:
         self.copy_seconds += time.perf_counter() - started
 
     def for_rounds(
-        self, requests: Sequence[Request], num_running: int
+        self, requests: Mapping[Request, bool], num_running: int
     ) -> tuple[dict[Request, int], GivenCopies]:
-        """Drafts of the next device round: of the head, and what may be copied instead."""
-        copies = {r: copy for r in requests if (copy := self.copies.found(r)) is not None}
-        planned = self.policy.plan_round(requests, num_running, copies)
+        """Drafts of the next device round: of the head, and what may be copied instead.
+
+        With each request whether it may copy there.
+        """
+        copies = {
+            request: copy
+            for request, may_copy in requests.items()
+            if may_copy and (copy := self.copies.found(request)) is not None
+        }
+        planned = self.policy.plan_round(list(requests), num_running, copies)
         given = {
             request: GivenCopy(
                 len(request.tokens), copies[request].tokens, confirmed=request in planned.confirmed

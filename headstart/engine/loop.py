@@ -128,7 +128,8 @@ class Loop:
         assert self.rounds is not None
         if self.sources is None or not self.rounds.requests:
             return {}, None
-        found = self.sources.for_rounds(list(self.rounds.requests), len(self.scheduler.running))
+        requests = {request: self.rounds.copies(request) for request in self.rounds.requests}
+        found = self.sources.for_rounds(requests, len(self.scheduler.running))
         self.stats.draft_reason = self.sources.policy.reason
         return found
 
@@ -184,6 +185,8 @@ class Loop:
         for request in self.scheduler.take_restarted():
             if self.drafter is not None:
                 self.drafter.forget(request)
+            if self.sources is not None:  # it may go on elsewhere, where it must not copy
+                self.sources.copies.take(request)
 
     def _resume_hits(self, plan: Sequence[Work]) -> None:
         """Requests that begin after a prefix hit take up the head where the hit ends."""

@@ -120,3 +120,20 @@ def test_requests_by_the_rejection_rule_copy_by_the_host(
     run(engine, prompts[:1], params)
     (reason,) = engine.stats.slow_rounds
     assert "rejection rule" in reason
+
+
+@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+def test_copies_are_given_only_to_requests_that_may_copy(
+    folder: Path, prompts: list[list[int]], acceptance: Any
+) -> None:
+    engine = start(folder)
+    take_all(engine, drafts=0)
+    engine.add(prompts[0], asked(temperature=1.0, seed=2, acceptance=acceptance))
+    loop = engine.loop
+    assert loop.rounds is not None and loop.sources is not None
+    while not loop.rounds.requests:
+        engine.step()
+    (one,) = loop.rounds.requests
+    loop.sources.copies._copies[one.id] = Copy([1, 2, 3], 5)  # found while the host ran it
+    _, given = loop._choose_for_rounds()
+    assert given is not None and bool(given.tokens) == (acceptance == "match")

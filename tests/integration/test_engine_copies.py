@@ -174,6 +174,20 @@ def test_little_memory_prefix_hits_and_preemption(flat: Path) -> None:
     assert_copies_are_alive(results)
 
 
+def test_a_preempted_request_drops_what_it_could_copy(flat: Path) -> None:
+    """Regression: a copy that was found before stayed, for whatever ran the request later."""
+    engine = with_both(flat)
+    assert engine.loop.sources is not None
+    copies = engine.loop.sources.copies
+    engine.add(prompts_of(flat)[0], SETTINGS["sampled"])
+    (one,) = engine.scheduler.waiting
+    while copies.found(one) is None:
+        engine.step()
+    engine.scheduler.take_restarted = lambda: [one]  # type: ignore[method-assign]
+    engine.loop._forget_restarted()
+    assert copies.found(one) is None
+
+
 def test_aborted_requests_leave_nothing_behind(flat: Path) -> None:
     engine = with_both(flat)
     plain = ids_of(run(start(flat, speculate=0), prompts_of(flat)[:2], SETTINGS["sampled"]))

@@ -285,8 +285,7 @@ class DraftPolicy:
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:
-        if self._is_automatic:
-            self.rates.forget(request.id)
-            self.copy_rates.forget(request.id)
-            self._last_k.pop(request.id, None)
-            self._exploration.forget(request.id)
+        self.rates.forget(request.id)
+        self.copy_rates.forget(request.id)
+        self._last_k.pop(request.id, None)
+        self._exploration.forget(request.id)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from headstart.copying.drafts import Copy
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.live_costs import LiveCosts
 from headstart.engine.auto.policy import DraftPolicy
@@ -291,3 +292,14 @@ def test_one_draft_less_is_tried_as_well_and_what_promises_little_seldom() -> No
     assert usual == 4
     assert 1 <= late.count(3) <= len(late) // 10 and 1 <= late.count(5) <= len(late) // 10
     assert late.count(0) <= 4
+
+
+@pytest.mark.parametrize("speculate", [3, "auto"])
+def test_requests_that_have_ended_leave_nothing_behind(speculate: Any) -> None:
+    """Regression: with a fixed K what copies were worth stayed for ever."""
+    own = DraftPolicy(EngineOptions(speculate=speculate), 10**6, linear())
+    for number in range(3):
+        one = request(str(number))
+        own.observe_copy(one, Copy([1, 2, 3], 4), [1, 2], confirmed=False)
+        own.forget(one)
+    assert not any(rates._own for rates in own.copy_rates._rates.values())
