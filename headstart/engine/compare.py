@@ -92,7 +92,8 @@ class Comparison:
 def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comparison:
     """Answer alternately without and with drafts; the seed is the same for all."""
     params = replace(params, seed=params.seed if params.seed is not None else 0)
-    plain = replace(params, speculate=0)
+    has_head = engine.model.head is not None
+    plain = replace(params, speculate=0, draft_from="head" if has_head else "auto")
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     answers: dict[str, Any] = {}
     for name in ("plain", "drafted") * _REPEATS:

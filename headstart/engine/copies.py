@@ -1,10 +1,13 @@
 """Drafts that are copied from a request's own context, or from other answers of this engine.
 
 Keeps an index of every running request's text, which grows as prompts are read and tokens come.
-A request that starts again after preemption keeps its own: its tokens are the same.
+A request that starts again after preemption keeps its own: its tokens are the same. What an index
+takes is bounded: a step adds a few tokens of each text to it, and long texts are indexed in part.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from headstart.copying.answers import AnswerStore
 from headstart.copying.drafts import Copy, copy_after
@@ -12,40 +15,67 @@ from headstart.copying.index import TextIndex
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 
+INDEXED_AT_ONCE = 2048  # tokens of a text: about 10 ms, where a prefix hit brings many more
+MOST_INDEXED = 32_768  # tokens of a prompt, its last ones, and the answer behind them
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What is indexed of a request's text, from token `begin` on."""
+
+    begin: int
+    index: TextIndex = field(default_factory=TextIndex)
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.index)
+
 
 class ContextDrafter:
     """The texts of all running requests that may copy."""
 
     def __init__(self, options: EngineOptions):
-        self._is_usual = options.is_automatic
+        self._options = options
         kept = options.draft_from_answers
         self._answers = AnswerStore(kept) if kept else None
-        self._texts: dict[str, TextIndex] = {}
+        self._texts: dict[str, _Text] = {}
         self._copies: dict[str, Copy] = {}  # what each request could go on with, when last asked
 
     def takes(self, request: Request) -> bool:
-        """Whether a request may copy: if it asks for it, or leaves the choice to the engine."""
-        params = request.params
-        if params.draft_from != "auto":
-            return params.draft_from == "context"
-        return self._is_usual and params.speculate in (None, "auto")
+        """Whether a request may copy: if it asks for it, or leaves the choice to the engine.
+
+        Where no head runs, a number of drafts can only be one of copied ones.
+        """
+        params, options = request.params, self._options
+        asked = options.speculate if params.speculate is None else params.speculate
+        if asked == 0 or request.max_tokens < 2 or params.draft_from == "head":
+            return False
+        if params.draft_from == "context":
+            return True
+        return not options.runs_head if isinstance(asked, int) else options.is_automatic
 
     def read(self, request: Request, count: int) -> None:
-        """Index the first `count` tokens, while a prompt is read: long ones take a moment."""
+        """Index the first `count` tokens, or as many of them as one call may."""
         if not self.takes(request):
             return
-        text = self._texts.setdefault(request.id, TextIndex())
-        text.extend(request.tokens[len(text) : count])
+        if request.id not in self._texts:
+            self._texts[request.id] = _Text(max(0, len(request.tokens) - MOST_INDEXED))
+        text = self._texts[request.id]
+        text.index.extend(request.tokens[text.end : min(count, text.end + INDEXED_AT_ONCE)])
 
     def find(self, request: Request, count: int) -> Copy | None:
-        """What the request would go on with if it copied, up to so many tokens."""
+        """What the request would go on with if it copied, up to so many tokens.
+
+        Nothing as long as its text is not indexed to the end.
+        """
         self._copies.pop(request.id, None)
         if not self.takes(request) or count < 1:
             return None
         self.read(request, len(request.tokens))
-        copy = copy_after(
-            self._texts[request.id], answers=self._answers, owner=request.cache_root, count=count
-        )
+        text = self._texts[request.id]
+        if text.end < len(request.tokens):
+            return None
+        copy = copy_after(text.index, answers=self._answers, owner=request.cache_root, count=count)
         if copy is not None:
             self._copies[request.id] = copy
         return copy

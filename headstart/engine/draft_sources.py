@@ -71,11 +71,17 @@ class DraftSources:
         planned = self.policy.plan_round(list(requests), num_running, copies)
         given = {
             request: GivenCopy(
-                len(request.tokens), copies[request].tokens, confirmed=request in planned.confirmed
+                len(request.tokens), self._tokens_for_round(request, copies[request]),
+                confirmed=request in planned.confirmed,
             )
             for request in planned.copied
-        }
+        }  # fmt: skip
         return planned.head, GivenCopies(given, max(planned.copied.values(), default=0))
+
+    def _tokens_for_round(self, request: Request, copy: Copy) -> list[int]:
+        """As many tokens as a request may draft, and one: the round under way gives it at least."""
+        most = self.policy.most_copied(request)
+        return copy.tokens if most is None else copy.tokens[: most + 1]
 
     def _draft_by_head(
         self, drafter: Drafter, chosen: Mapping[Request, int], going: Sequence[Request]

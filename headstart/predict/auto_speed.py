@@ -12,7 +12,7 @@ from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
 from headstart.engine.auto.costs import Curve, RoundCosts
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.copies import ContextDrafter
+from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
 from headstart.simulate.answers import GREEDY, NO_LIMIT
@@ -88,6 +88,7 @@ class _Play:
         while len(waiting) + len(running) >= requests:
             while waiting and len(running) < requests:
                 running.append(waiting.pop(0))
+                self._read(running[-1].request)
             given, took = self._round(running)
             tokens, seconds = tokens + given, seconds + took
             for each in [each for each in running if not each.is_going]:
@@ -122,6 +123,12 @@ class _Play:
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
         took += table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
         return tokens, took
+
+    def _read(self, request: Request) -> None:
+        """Index a prompt, as an engine does while it reads it."""
+        if self._copies is not None:
+            for _ in range(0, len(request.tokens), INDEXED_AT_ONCE):
+                self._copies.read(request, len(request.tokens))
 
     def _find(self, requests: Mapping[Request, _Answer]) -> dict[Request, Copy]:
         if self._copies is None:

@@ -100,3 +100,19 @@ def test_a_text_that_ends_early_is_not_the_same(engine: Engine) -> None:
     assert (found.position, found.plain_token, found.drafted_token) == (2, 7, None)
     assert found.reason == "one ends there"
     assert find_divergence(engine, PROMPT, greedy(4), [5, 6], [5, 6]) is None
+
+
+@pytest.mark.parametrize("draft_from", ["auto", "context"])
+def test_the_run_without_drafts_copies_nothing(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, draft_from: Any
+) -> None:
+    plain, generate = list[Any](), engine.generate
+
+    def watched(prompts: Any, params: Any) -> Any:
+        results = generate(prompts, params)
+        plain.extend((params, results[0].stats) for _ in [0] if params.speculate == 0)
+        return results
+
+    monkeypatch.setattr(engine, "generate", watched)
+    compare_runs(engine, [*PROMPT, *PROMPT], greedy(12, draft_from=draft_from))
+    assert [(params.draft_from, stats.num_drafted) for params, stats in plain] == [("head", 0)] * 2

@@ -137,3 +137,15 @@ def test_copies_are_given_only_to_requests_that_may_copy(
     loop.sources.copies._copies[one.id] = Copy([1, 2, 3], 5)  # found while the host ran it
     _, given = loop._choose_for_rounds()
     assert given is not None and bool(given.tokens) == (acceptance == "match")
+
+
+@pytest.mark.parametrize("drafts", unless_long([2], [0, 1, 2]))
+def test_rounds_copy_no_more_than_a_request_asks_for(
+    folder: Path, prompts: list[list[int]], drafts: int
+) -> None:
+    engine = start(folder)
+    params = asked(unless_long(10, 24), draft_from="context", speculate=drafts)
+    (result,) = run(engine, prompts[:1], params)
+    assert max(k for k, _ in result.stats.rounds) == drafts
+    assert (result.stats.copied_accepted > 0) == (drafts > 0)
+    assert engine.stats.fast_rounds and not engine.stats.slow_rounds

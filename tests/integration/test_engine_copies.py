@@ -221,6 +221,9 @@ def test_a_model_without_a_head_drafts_from_its_context(tiny: Tiny) -> None:
     results = run(engine, prompts, greedy())
     assert engine.model.head is None and ids_of(results) == plain
     assert {"copied", "bonus"} <= origins_of(results)
+    numbered = run(start(folder, speculate="context"), prompts, greedy(speculate=3))
+    assert ids_of(numbered) == plain
+    assert max(k for r in numbered for k, _ in r.stats.rounds) == 3
     with pytest.raises(RequestError, match="without a head"):
         engine.add([1, 2], greedy(draft_from="head"))
     with pytest.raises(RequestError, match="without drafts"):

@@ -117,12 +117,8 @@ class DraftPolicy:
         head = self.choose(requests, num_running=num_running)
         if not copies or self.decided_by == "off_above":
             return PlannedRound(head)
-        given = {  # a number of drafts that are to be copied
-            r: min(asked, len(copy.tokens))
-            for r, copy in copies.items()
-            if isinstance(asked := self._asked(r), int)
-        }
-        free = {r: copy for r, copy in copies.items() if r not in given}
+        given = {r: min(asked, len(copies[r].tokens)) for r, asked in self._given(copies).items()}
+        free = {r: copy for r, copy in copies.items() if not isinstance(self._asked(r), int)}
         costs = self._host_costs(requests)
         if not free or costs is None:
             return PlannedRound(head, given)
@@ -143,8 +139,12 @@ class DraftPolicy:
         head = self.choose(requests, num_running=num_running, uniform=True)
         if not copies or self.decided_by == "off_above":
             return PlannedRound(head)
-        given = {r: asked for r in copies if isinstance(asked := self._asked(r), int)}
-        free = {r: self.copy_rates.gains(r.id, c) for r, c in copies.items() if r not in given}
+        given = self._given(copies)
+        free = {
+            r: self.copy_rates.gains(r.id, copy)
+            for r, copy in copies.items()
+            if not isinstance(self._asked(r), int)
+        }
         costs = self.uniform_costs or self._host_costs(requests)
         if not free or costs is None:
             return PlannedRound(head, given)
@@ -166,6 +166,15 @@ class DraftPolicy:
             return 0
         gains = self.copy_rates.gains(request.id, copy, confirmed=True)
         return more_copied(gains, len(request.drafts), planned.least_gain)
+
+    def _given(self, requests: Iterable[Request]) -> dict[Request, int]:
+        """Drafts that are to be copied, of requests that ask for a number of them."""
+        asked = {request: self._asked(request) for request in requests}
+        return {request: k for request, k in asked.items() if isinstance(k, int) and k > 0}
+
+    def most_copied(self, request: Request) -> int | None:
+        """Tokens that a request copies in a round at most, where it says so."""
+        return asked if isinstance(asked := self._asked(request), int) else None
 
     def _asked(self, request: Request) -> Speculate:
         own = request.params.speculate

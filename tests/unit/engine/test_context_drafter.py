@@ -1,0 +1,68 @@
+"""Which requests have their text indexed, and how much of it at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headstart.engine import copies
+from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
+from headstart.engine.options import EngineOptions
+from headstart.engine.request import Request
+from headstart.sampling.params import SamplingParams
+
+
+def request(tokens: list[int], max_tokens: int = 100, **fields: Any) -> Request:
+    return Request("a", tokens, SamplingParams(**fields), 0, max_tokens, frozenset(), 0)
+
+
+def test_a_long_text_is_indexed_a_part_at_a_time_and_copied_from_when_all_of_it_is() -> None:
+    """Regression: a prefix hit had its whole prompt indexed within one step."""
+    own = ContextDrafter(EngineOptions(speculate="auto"))
+    one = request([*range(2 * INDEXED_AT_ONCE + 100), 7, 8, 9, 10])
+    own.read(one, len(one.tokens))
+    assert own._texts["a"].end == INDEXED_AT_ONCE
+    assert own.find(one, 4) is None and own._texts["a"].end == 2 * INDEXED_AT_ONCE
+    found = own.find(one, 4)
+    assert found is not None and found.tokens == [11, 12, 13, 14]
+
+
+def test_the_last_tokens_of_a_very_long_prompt_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "MOST_INDEXED", 20)
+    own = ContextDrafter(EngineOptions(speculate="auto"))
+    early, late = (request([*range(50), *end]) for end in ([5, 6, 7, 8], [40, 41, 42, 43]))
+    for count in (10, 40):  # as chunks of the prompt are read
+        own.read(early, count)
+    assert own._texts["a"].begin == 34 and own.find(early, 2) is None
+    own.forget(early)
+    found = own.find(late, 2)
+    assert found is not None and (found.tokens, found.length) == ([44, 45], 4)
+    late.tokens += found.tokens
+    again = own.find(late, 2)
+    assert again is not None and again.tokens == [46, 47]
+
+
+CASES: list[tuple[Any, dict[str, Any], bool]] = [
+    ("auto", {}, True),
+    ("auto", {"max_tokens": 1}, False),
+    ("auto", {"speculate": 0}, False),
+    ("auto", {"speculate": 0, "draft_from": "context"}, False),
+    ("auto", {"speculate": 3}, False),  # of the head
+    ("auto", {"speculate": 3, "draft_from": "context"}, True),
+    ("auto", {"draft_from": "head"}, False),
+    (3, {}, False),
+    (3, {"draft_from": "context"}, True),
+    ("context", {}, True),
+    ("context", {"speculate": 3}, True),
+    ("context", {"speculate": 0}, False),
+]
+
+
+@pytest.mark.parametrize(("speculate", "fields", "takes"), CASES)
+def test_nothing_is_indexed_that_could_not_be_copied(
+    speculate: Any, fields: dict[str, Any], takes: bool
+) -> None:
+    own, one = ContextDrafter(EngineOptions(speculate=speculate)), request([1, 2, 3], **fields)
+    own.read(one, 3)
+    assert own.takes(one) == takes == bool(own._texts)
