@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 ANSWER_MATCH = 8  # tokens that must agree before another answer is copied from
+MOST_OF_ANSWER = 4096  # tokens that are kept of an answer, its last ones,
+MEAN_OF_ANSWERS = 2048  # and of all answers for each that may be kept
 _LONGEST = 256  # tokens that a match is followed back for
 
 _Run = tuple[bytes, tuple[int, ...]]
@@ -28,7 +30,8 @@ class AnswerStore:
     """Answers by owner: a request copies only from answers to requests of its own cache salt."""
 
     def __init__(self, most: int):
-        self._most = most
+        self._most, self._most_tokens = most, most * MEAN_OF_ANSWERS
+        self._num_tokens = 0
         self._answers: OrderedDict[int, tuple[bytes, list[int]]] = OrderedDict()
         self._runs: dict[_Run, tuple[int, int]] = {}  # the latest answer with it, and its end there
         self._number = 0
@@ -41,15 +44,18 @@ class AnswerStore:
         if len(tokens) <= ANSWER_MATCH:
             return
         number, self._number = self._number, self._number + 1
-        own = list(tokens)
+        own = list(tokens[-min(MOST_OF_ANSWER, self._most_tokens) :])
         self._answers[number] = owner, own
+        self._num_tokens += len(own)
         for end, run in _runs(owner, own):
             self._runs[run] = number, end
-        while len(self._answers) > self._most:
+        while len(self._answers) > self._most or self._num_tokens > self._most_tokens:
             self._remove(next(iter(self._answers)))
 
     def _remove(self, number: int) -> None:
-        for end, run in _runs(*self._answers.pop(number)):
+        owner, own = self._answers.pop(number)
+        self._num_tokens -= len(own)
+        for end, run in _runs(owner, own):
             if self._runs.get(run) == (number, end):
                 del self._runs[run]
 

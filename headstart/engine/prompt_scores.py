@@ -25,7 +25,8 @@ class PromptScores:
     prompt_ids: Sequence[int]
     top: int  # alternatives
     num_rows: int = 0  # that are done; they stay when a request starts again
-    _parts: list[tuple[int, RowScores]] = field(default_factory=list)  # by their first token
+    _parts: list[tuple[int, RowScores]] = field(default_factory=list)  # by first token
+    _entries: list[TokenLogprob] = field(default_factory=list)  # of parts that are on the host
 
     @property
     def is_done(self) -> bool:
@@ -43,10 +44,8 @@ class PromptScores:
             self.num_rows = stop
 
     def entries(self) -> list[TokenLogprob]:
-        """Of the prompt's tokens from the second on, as far as they were read."""
-        ends = [first for first, _ in self._parts[1:]] + [self.num_rows + 1]
-        return [
-            entry
-            for (first, scores), end in zip(self._parts, ends, strict=True)
-            for entry in scores.of(self.prompt_ids[first:end])
-        ]
+        """Of the prompt's tokens from the second on, as far as they were read; made once."""
+        for first, scores in self._parts:
+            self._entries += scores.of(self.prompt_ids[first : first + len(scores.values)])
+        self._parts.clear()
+        return self._entries

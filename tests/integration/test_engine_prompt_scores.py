@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import torch
 from support.engine_runs import ids_of, transformers_model
 from support.tiny_fixture import Tiny
 
+from headstart.backends.scores import RowScores
 from headstart.engine.engine import Engine
 from headstart.engine.output import Result
+from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.params import SamplingParams
 
 SIZES: dict[str, Any] = {
@@ -103,3 +106,16 @@ def test_rows_with_logits_are_read_in_half_of_a_pass(folder: Path) -> None:
     engine.add(PROMPT, asked())
     engine.step()
     assert engine.stats.prompt_tokens == SETTINGS["max_batched_tokens"] // 2
+
+
+def test_entries_are_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: they were made for the first update, and again for the result."""
+    made, of = [], RowScores.of
+
+    def counted(self: RowScores, tokens: Sequence[int]) -> list[TokenLogprob]:
+        made.extend(tokens)
+        return of(self, tokens)
+
+    monkeypatch.setattr(RowScores, "of", counted)
+    (result,) = Engine(folder, speculate=0, **SETTINGS).generate([PROMPT], asked())
+    assert result.prompt_logprobs is not None and made == PROMPT[1:]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from headstart.copying.drafts import MAX_COPIED, Copy
-from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.live_costs import LiveCosts, active_at
 from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
@@ -39,8 +39,8 @@ class CopyRates:
 
     def observe(self, request_id: str, copy: Copy, emitted: list[int], *, confirmed: bool) -> None:
         """What a request went on with, at the place that `copy` was for."""
-        right = copy.num_right(emitted)
-        is_known = right < min(len(emitted), len(copy.tokens))  # the next one was wrong
+        right = min(copy.num_right(emitted), MAX_COPIED)
+        is_known = right < min(len(emitted), len(copy.tokens), MAX_COPIED)  # the next was wrong
         for kind in {False, confirmed}:
             own = self._rates.setdefault((length_class(copy.length), kind), AcceptanceRates())
             own.observe(request_id, right + is_known, right)
@@ -50,7 +50,8 @@ class CopyRates:
         kind = length_class(copy.length)
         own = self._rates.get((kind, confirmed)) or AcceptanceRates()
         prior = _CONFIRMED_PRIOR if confirmed else _PRIORS[kind]
-        priors = own.overall.priors(len(copy.tokens), first=max(prior, _PRIORS[kind]))
+        depths = min(len(copy.tokens), MAX_COPIED)  # more are found than a round copies
+        priors = own.overall.priors(depths, first=max(prior, _PRIORS[kind]))
         return own.gains(request_id, priors)
 
     def forget(self, request_id: str) -> None:
@@ -77,30 +78,36 @@ def with_copies(
     context: int,
 ) -> PlannedRound:
     """The round in which requests copy where that makes it faster; `head` are the head's drafts."""
-    drafts, copied = dict(head), dict[Request, int]()
+    drafts, copied, rows = dict(head), dict[Request, int](), 0
+    active = active_at(list(drafts.values()))
     tokens = sum(1 + sum(head_gains[r][:k]) for r, k in drafts.items())
-    speed = tokens / costs.seconds_of(list(drafts.values()), context)
+    speed = tokens / costs.seconds_at(len(drafts), active, 0, context)
     for request in sorted(copies, key=lambda request: -copies[request].length):
         own, gains = drafts[request], copy_gains[request]
         without = tokens - sum(head_gains[request][:own])
-        others = {**drafts, request: 0}
-        rows = sum(copied.values())
+        others = _without(active, own)
         best, least = 0, speed * _CLEARLY
         for count in _COUNTS:
             if count > len(gains):
                 break
             expected = without + sum(gains[:count])
-            seconds = costs.seconds_with(list(others.values()), rows + count, context)
+            seconds = costs.seconds_at(len(drafts), others, rows + count, context)
             if expected / seconds > least:
                 best, least = count, expected / seconds
         if best:
             drafts[request], copied[request] = 0, best
+            active, rows = others, rows + best
             tokens, speed = without + sum(gains[:best]), least
-    rows = sum(copied.values())
     # So many more at once: a single row may cost nothing where rows are computed in groups.
-    more = costs.seconds_with(list(drafts.values()), rows + MAX_COPIED, context)
-    row_seconds = (more - costs.seconds_with(list(drafts.values()), rows, context)) / MAX_COPIED
+    more = costs.seconds_at(len(drafts), active, rows + MAX_COPIED, context)
+    row_seconds = (more - costs.seconds_at(len(drafts), active, rows, context)) / MAX_COPIED
     return PlannedRound(drafts, copied, speed * row_seconds)
+
+
+def _without(active: Sequence[int], drafts: int) -> list[int]:
+    """Requests that draft at each depth, without one that has so many drafts."""
+    fewer = [number - (depth < drafts) for depth, number in enumerate(active)]
+    return [number for number in fewer if number]
 
 
 def with_more_rows(
@@ -129,11 +136,11 @@ def round_with_copies(
     `seconds`: of a round with rows for so many, of which the head makes what `head` says.
     """
     tokens = {r: sum(head_gains[r][:k]) for r, k in head.items()}
-    usual = max(head.values(), default=0)
-    best, speed = 0, _CLEARLY * (len(head) + sum(tokens.values())) / seconds(usual)
+    usual, without = max(head.values(), default=0), len(head) + sum(tokens.values())
+    best, speed = 0, _CLEARLY * without / seconds(usual)
     for total in _ROUND_COUNTS:
         more = sum(max(0.0, sum(gains[:total]) - tokens[r]) for r, gains in copy_gains.items())
-        found = (len(head) + sum(tokens.values()) + more) / seconds(max(total, usual))
+        found = (without + more) / seconds(max(total, usual))
         if found > speed:
             best, speed = total, found
     if not best:

@@ -91,9 +91,14 @@ class LiveCosts:
 
     def seconds_with(self, drafts: Sequence[int], more_rows: int, context: int = 0) -> float:
         """The same where the host drives it, with rows of drafts that the head does not make."""
-        rows = len(drafts) + sum(drafts) + more_rows
-        verification = self.verify_seconds(len(drafts), rows, context)
-        return verification + self._drafting(_active(drafts)) + self._overhead
+        return self.seconds_at(len(drafts), active_at(drafts), more_rows, context)
+
+    def seconds_at(
+        self, batch: int, active: Sequence[int], more_rows: int, context: int = 0
+    ) -> float:
+        """The same by how many of the requests draft at each depth, all of them at least one."""
+        verification = self.verify_seconds(batch, batch + sum(active) + more_rows, context)
+        return verification + self._drafting(active) + self._overhead
 
     def with_rows(self, batch: int, drafts: int, rows_each: int, context: int = 0) -> float:
         """A captured round with rows for more drafts than the head makes, which it reads later.
@@ -234,7 +239,7 @@ class LiveCosts:
         return best
 
 
-def _active(drafts: Sequence[int]) -> list[int]:
+def active_at(drafts: Sequence[int]) -> list[int]:
     """How many requests draft at each depth."""
     return [sum(k > depth for k in drafts) for depth in range(max(drafts, default=0))]
 

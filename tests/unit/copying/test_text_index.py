@@ -7,7 +7,12 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.copying.answers import ANSWER_MATCH, AnswerStore
+from headstart.copying.answers import (
+    ANSWER_MATCH,
+    MEAN_OF_ANSWERS,
+    MOST_OF_ANSWER,
+    AnswerStore,
+)
 from headstart.copying.drafts import MAX_COPIED, copy_after
 from headstart.copying.index import MIN_MATCH, Match, TextIndex, continued
 
@@ -100,6 +105,22 @@ def test_an_answer_that_is_used_stays_longer() -> None:
     store.add(b"", third)
     assert store.find(b"", first[:10]) is not None
     assert store.find(b"", second[:10]) is None
+
+
+def test_long_answers_are_kept_in_part_and_fewer_of_them() -> None:
+    """Regression: the bound was one of answers, however long they were."""
+    size = MOST_OF_ANSWER + 100
+    store, long = AnswerStore(4), [list(range(start, start + size)) for start in (0, 10**5, 10**6)]
+    for answer in long[:2]:
+        store.add(b"", answer)
+    assert store.find(b"", long[0][:50]) is None and store.find(b"", long[0][100:150]) is not None
+    assert len(store) == 2 and store._num_tokens == 4 * MEAN_OF_ANSWERS
+    store.add(b"", long[2])  # the second one was used less recently
+    assert len(store) == 2 and len(store._runs) == 2 * (MOST_OF_ANSWER - ANSWER_MATCH)
+    assert [store.find(b"", each[-50:-1]) is not None for each in long] == [True, False, True]
+    lone = AnswerStore(1)
+    lone.add(b"", long[0])
+    assert len(lone) == 1 and lone._num_tokens == MEAN_OF_ANSWERS
 
 
 def test_the_longer_match_is_copied() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import (
     CopyRates,
@@ -66,6 +70,54 @@ def test_the_faster_source_is_taken_for_each_request() -> None:
     planned = with_copies(head, gains, copies, promised, LiveCosts(COSTS), 0)
     assert planned.copied == {sure: 16} and planned.head == {sure: 0, vague: 3, lone: 3}
     assert 0 < planned.least_gain < 0.5
+
+
+def test_what_a_round_costs_is_asked_about_without_going_through_all_requests_again() -> None:
+    """Regression: the work of choosing grew with the square of the requests."""
+
+    verify = (1, ((0, 1.0), (16, 1.01))), (80, ((0, 1.0), (16, 1.5)))
+    cheap = RoundCosts(verify, ((1, 0.1), (80, 0.2)))
+
+    class Counting(LiveCosts):
+        entries = 0
+
+        def seconds_with(self, drafts: Sequence[int], more_rows: int, context: int = 0) -> float:
+            self.entries += len(drafts)
+            return super().seconds_with(drafts, more_rows, context)
+
+        def seconds_at(
+            self, batch: int, active: Sequence[int], more_rows: int, context: int = 0
+        ) -> float:
+            self.entries += len(active)
+            return super().seconds_at(batch, active, more_rows, context)
+
+    def entries(count: int) -> int:
+        head = {request(str(number)): number % 4 for number in range(count)}
+        gains = {each: [0.7, 0.5, 0.3] for each in head}
+        copies = {each: copy(3 + number % 40) for number, each in enumerate(head)}
+        promised = {each: [0.9**i for i in range(1, 17)] for each in head}
+        costs = Counting(cheap)
+        planned = with_copies(head, gains, copies, promised, costs, 0)
+        taken, rows = list(planned.head.values()), sum(planned.copied.values())
+        seconds = LiveCosts(cheap).seconds_with(taken, rows)
+        tokens = sum(
+            1 + sum(gains[r][: planned.head[r]]) + sum(promised[r][: planned.copied.get(r, 0)])
+            for r in head
+        )
+        more = LiveCosts(cheap).seconds_with(taken, rows + 16) - seconds
+        assert planned.least_gain == pytest.approx(tokens / seconds * more / 16)
+        assert planned.copied
+        return costs.entries
+
+    assert entries(80) <= 9 * entries(10)
+
+
+def test_only_as_many_tokens_are_judged_as_a_round_copies() -> None:
+    rates, long = CopyRates(), copy(20, 34)
+    assert len(rates.gains("a", long)) == 16
+    rates.observe("a", long, long.tokens, confirmed=False)
+    assert len(rates.gains("a", long)) == 16
+    assert [len(own.overall.tried) for own in rates._rates.values()] == [16]
 
 
 def test_rounds_with_more_rows_are_tried_where_copies_are_likely_right() -> None:
