@@ -150,8 +150,8 @@ class GuardedGrammar:
             return None
         mask = grammar.allowed()
         if mask is None or self._is_mask(mask):
-            # A copy: the grammar may write its next mask to the same place. By numpy: a copy by torch
-            # wakes its threads, which then take the cores from those of the kernels.
+            # A copy: the grammar may write its next mask to the same place. By numpy, because torch
+            # would wake its threads, which then take the cores from those of the kernels.
             return None if mask is None else TokenMask(self._num_tokens, flags=_copied(mask))
         self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
         return None
