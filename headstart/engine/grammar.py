@@ -150,8 +150,9 @@ class GuardedGrammar:
             return None
         mask = grammar.allowed()
         if mask is None or self._is_mask(mask):
-            # A copy: the grammar may write its next mask to the same place.
-            return None if mask is None else TokenMask(self._num_tokens, flags=mask.clone())
+            # A copy: the grammar may write its next mask to the same place. By numpy, because torch
+            # would wake its threads, which then take the cores from those of the kernels.
+            return None if mask is None else TokenMask(self._num_tokens, flags=_copied(mask))
         self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
         return None
 
@@ -216,6 +217,10 @@ def _kinds(grammar: Grammar) -> tuple[bool, bool]:
 @lru_cache(maxsize=64)  # a copy is made in every round, and asking a protocol takes long
 def _kinds_of(kind: type) -> tuple[bool, bool]:
     return issubclass(kind, WordGrammar), issubclass(kind, ChainGrammar)
+
+
+def _copied(mask: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(mask.cpu().numpy().copy())
 
 
 def _shown(mask: torch.Tensor | None) -> str:

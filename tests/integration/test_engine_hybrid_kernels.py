@@ -63,7 +63,7 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
     fused.scheduler.check()
 
 
-@pytest.mark.parametrize("family", unless_long(["qwen3_5_text"], list(OWN)))
+@pytest.mark.parametrize("family", unless_long([], list(OWN)))  # unit tests show it for one layer
 def test_exact_texts_depend_on_nothing_but_the_request(
     family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

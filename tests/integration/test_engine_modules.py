@@ -89,7 +89,7 @@ LONG = [
 
 
 @pytest.mark.parametrize(
-    ("family", "modules", "drafts"), unless_long([("mimo", 2, 3), ("mimo_v2", 3, 3)], LONG)
+    ("family", "modules", "drafts"), unless_long([("mimo", 2, 3), ("mimo_v2", 3, 2)], LONG)
 )
 def test_drafts_are_those_of_the_plain_engine(
     family: str, modules: int, drafts: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
