@@ -135,7 +135,7 @@ class Answering(Response):
                 job.id, arrived=self._record.arrived, n=job.num_samples,
                 max_tokens=job.asked.params.max_tokens,
             )  # fmt: skip
-        channel = Channel(jobs)
+        channel = Channel(jobs, self.answer_id)
         state.worker.submit(channel)
         timeout.reschedule(deadline + _LAST_SECONDS)
         error = too_slow(state.options.request_timeout_seconds)
@@ -233,7 +233,7 @@ def prepare_chat(
     reasoning = model.reasoning_format
     start = model.reasoning_start(asked.ids) if reasoning is not None else "closed"
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
-    jobs = [Job(answer_id, asked, request.priority)]
+    jobs = [Job(asked, request.priority)]
     is_content = chat.format is None and reasoning is None  # and nothing else, as most answers
     writer = new_writer(
         request, jobs, model=model, answer_id=answer_id, start=start,

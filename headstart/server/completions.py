@@ -91,13 +91,12 @@ def prepare_completion(
     params = request.params(engine.prompts)
     spec = grammar_of(request)
     jobs = []
-    for number, prompt in enumerate(request.prompts):
+    for prompt in request.prompts:
         if isinstance(prompt, str) and not request.add_special_tokens:
             prompt = engine.prompts.encode(prompt, add_special_tokens=False)
         asked = engine.read(prompt, seeded(params))
         check_length(asked.ids, request, model, limits.max_prompt_tokens)
-        name = answer_id if number == 0 else f"{answer_id}-{number}"
-        jobs.append(Job(name, asked, request.priority))
+        jobs.append(Job(asked, request.priority))
     # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
     echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
     writer = CompletionWriter(

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,11 +36,12 @@ CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
 class Job:
     """One prompt, read and checked."""
 
-    id: str
     asked: Asked
     priority: int = 0
     grammar: Any = None
     cache_salt: str | None = None
+    # Never a client's: another client's request with the same one would be ended with it.
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def num_samples(self) -> int:
@@ -58,8 +60,9 @@ class Event:
 class Channel:
     """Events of one HTTP request, in order; all methods belong to the event loop."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Job], name: str = ""):
+        """`name`: the id of the answer, for the log."""
+        self.jobs, self.name = jobs, name
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
         self._wake = asyncio.Event()
@@ -243,8 +246,9 @@ class Worker:
                 self._open[job.id] = _Open(job, number, channel)
         except Exception as error:
             if not isinstance(error, HeadstartError):
-                _log.error("the engine does not take request %s", job.id, exc_info=error)
-            self.engine.abort(job.id)  # whatever of it came in
+                _log.error("the engine does not take request %s", channel.name, exc_info=error)
+            if job.id not in self._open:
+                self.engine.abort(job.id)  # whatever of it came in
             self._drop(channel)
             self._forget(channel)
             self._call_in_loop(channel.fail, error)
@@ -257,13 +261,15 @@ class Worker:
     def _drop(self, channel: Channel) -> None:
         assert self.engine is not None
         for job in channel.jobs:
-            if self._open.pop(job.id, None) is not None:
+            if (found := self._open.get(job.id)) is not None and found.channel is channel:
+                del self._open[job.id]
                 self.engine.abort(job.id)
                 self.metrics.request_finished(self.engine.collect(job.id))
 
     def _cut(self, channel: Channel, error: Exception) -> None:
         assert self.engine is not None
-        left = [self._open[job.id] for job in channel.jobs if job.id in self._open]
+        found = [self._open.get(job.id) for job in channel.jobs]
+        left = [own for own in found if own is not None and own.channel is channel]
         if len(left) < len(channel.jobs) or any(job.num_tokens for job in left):
             for open_job in left:
                 self.engine.cut(open_job.job.id, CUT)
