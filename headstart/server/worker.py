@@ -117,6 +117,8 @@ class Worker:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
+        self._calls: set[asyncio.Future[Any]] = set()  # the event loop's, too
+        self._is_over = False  # whether the thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._failures: list[float] = []
@@ -166,8 +168,11 @@ class Worker:
 
     async def call(self, work: Callable[[Engine], Any]) -> Any:
         """Do something with the engine, in its thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        if self._is_over:
+            raise engine_failed()
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(done)
+        done.add_done_callback(self._calls.discard)
 
         def run() -> None:
             assert self.engine is not None
@@ -185,6 +190,11 @@ class Worker:
         """End every request with an error, whatever the engine is doing."""
         for channel in self._channels:
             channel.fail(error)
+
+    def _fail_calls(self) -> None:
+        """The thread has ended: nobody takes what waits in the inbox."""
+        for done in list(self._calls):
+            _settle(done, None, engine_failed())
 
     def stop(self, seconds: float) -> bool:
         """End the thread after the current step; False if that takes too long."""
@@ -205,6 +215,9 @@ class Worker:
             self.failure = error
             self._fail_open()
             self._call_in_loop(self._on_change)
+        finally:
+            self._is_over = True
+            self._call_in_loop(self._fail_calls)
 
     def _turn(self, engine: Engine) -> None:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
@@ -330,7 +343,7 @@ class Worker:
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if done.cancelled():
+    if done.done():  # given up, or failed with the thread
         return
     if error is not None:
         done.set_exception(error)
