@@ -107,7 +107,8 @@ class _Walk:
 
     def all(self) -> Any:
         """The whole schema, with the definitions that were copied for their tags."""
-        own, made = self.schema(self._root, "#", 0), {}
+        own = self.schema(self._root, "#", 0)
+        made: dict[str, Any] = {}
         while len(made) < len(self._copies):  # a copy may need others
             for (ref, tag), name in list(self._copies.items())[len(made) :]:
                 found = referred({"$ref": ref}, self._root)
