@@ -1,6 +1,7 @@
 """`--config FILE.yaml`: options of a command in a file, under the names that they have as flags.
 
-The command line comes first, then variables, then the file, then defaults.
+The command line comes first, then variables, then the file, then defaults. Values are text, as on
+the command line: YAML's own reading would make a truth value of `off`, and 83 of the key `0123`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from headstart.errors import ConfigError, first_line
 from headstart.files import read_text
 
 _MOST_BYTES = 1 << 20
+_NOT_GIVEN = ("", "~", "null", "Null", "NULL")
 
 
 def _read(ctx: typer.Context, path: Path | None) -> Path | None:
@@ -27,7 +29,7 @@ def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        document = yaml.safe_load(read_text(path, _MOST_BYTES))
+        document = yaml.load(read_text(path, _MOST_BYTES), yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"--config is {str(path)!r}, which cannot be read: {first_line(error)}. Give a YAML "
@@ -43,7 +45,7 @@ def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
             near = get_close_matches(name, map(str, known), 1)
             do = f"Did you mean {near[0].replace('_', '-')!r}?" if near else "Leave it out."
             raise ConfigError(f"{path} holds {str(key)[:80]!r}, which is no option. {do}")
-        if value is not None:
+        if value not in _NOT_GIVEN:
             is_list = getattr(known[name], "multiple", False) and not isinstance(value, list)
             found[name] = [value] if is_list else value
     return found

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.sampling.params import SamplingParams
 from headstart.server.answers.chat_text import ChatText
+from headstart.server.answers.logprobs import check_prompt_entries
 from headstart.server.answers.writer import ChatWriter, Writer
 from headstart.server.grammars.specs import GrammarSpec, grammar_spec
 from headstart.server.intake import check_name
@@ -135,7 +136,7 @@ class Answering(Response):
                 job.id, arrived=self._record.arrived, n=job.num_samples,
                 max_tokens=job.asked.params.max_tokens,
             )  # fmt: skip
-        channel = Channel(jobs)
+        channel = Channel(jobs, self.answer_id)
         state.worker.submit(channel)
         timeout.reschedule(deadline + _LAST_SECONDS)
         error = too_slow(state.options.request_timeout_seconds)
@@ -171,13 +172,23 @@ class Answering(Response):
         await begin_stream(send)
         self._writer = writer
         await send_part(send, events(writer.first_chunks()))
-        while not channel.is_done:
+
+        def written(taken: list[Event]) -> bytes:
             chunks = []
-            for event in await self._take(channel):
+            for event in taken:
                 writer.note(event)
                 chunks += writer.chunks(event)
-            if chunks:
-                await send_part(send, events(chunks))
+            return events(chunks) if chunks else b""
+
+        loop = asyncio.get_running_loop()
+        while not channel.is_done:
+            taken = await self._take(channel)
+            if any(event.update.prompt_logprobs for event in taken):  # of a long prompt, perhaps
+                part = await loop.run_in_executor(self.state.pool, written, taken)
+            else:
+                part = written(taken)
+            if part:
+                await send_part(send, part)
         last = events(writer.last_chunks()) + (b"" if writer.names_events else DONE)
         await send_part(send, last, is_last=True)
 
@@ -230,10 +241,11 @@ def prepare_chat(
     options = {**request.template_options, **chat.template_options}
     asked = model.engine.read(chat.messages, seeded(params), options)
     check_length(asked.ids, request, model, limits.max_prompt_tokens)
+    check_prompt_entries(len(asked.ids), request.num_prompt_logprobs, 1, "prompt_logprobs")
     reasoning = model.reasoning_format
     start = model.reasoning_start(asked.ids) if reasoning is not None else "closed"
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
-    jobs = [Job(answer_id, asked, request.priority)]
+    jobs = [Job(asked, request.priority)]
     is_content = chat.format is None and reasoning is None  # and nothing else, as most answers
     writer = new_writer(
         request, jobs, model=model, answer_id=answer_id, start=start,

@@ -21,7 +21,12 @@ from headstart.server.answering import (
     limiting_field,
     seeded,
 )
-from headstart.server.answers.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
+from headstart.server.answers.logprobs import (
+    TextOffsets,
+    check_prompt_entries,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from headstart.server.answers.writer import Writer
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
@@ -91,13 +96,16 @@ def prepare_completion(
     params = request.params(engine.prompts)
     spec = grammar_of(request)
     jobs = []
-    for number, prompt in enumerate(request.prompts):
+    for prompt in request.prompts:
         if isinstance(prompt, str) and not request.add_special_tokens:
             prompt = engine.prompts.encode(prompt, add_special_tokens=False)
         asked = engine.read(prompt, seeded(params))
         check_length(asked.ids, request, model, limits.max_prompt_tokens)
-        name = answer_id if number == 0 else f"{answer_id}-{number}"
-        jobs.append(Job(name, asked, request.priority))
+        jobs.append(Job(asked, request.priority))
+    check_prompt_entries(
+        sum(len(job.asked.ids) for job in jobs), request.num_prompt_logprobs, request.n or 1,
+        "prompt_logprobs" if request.prompt_logprobs is not None else "logprobs",
+    )  # fmt: skip
     # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
     echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
     writer = CompletionWriter(
@@ -121,12 +129,12 @@ class CompletionWriter(Writer):
         super().__init__(*args, **options)
         self._echoed = echoed
         self._offsets: dict[int, TextOffsets] = {}  # by choice
+        self._echo_scores: dict[int, tuple[dict[str, Any], TextOffsets]] = {}  # by prompt
+        self._prompt_scores: dict[int, list[Any]] = {}
         self._held: dict[int, list[dict[str, Any]]] = {}  # chunks that wait for a prompt's scores
 
     @property
     def is_large(self) -> bool:
-        if self.request.num_prompt_logprobs is not None:
-            return True
         return super().is_large or self._num_samples * sum(map(len, self._echoed)) > _LONG_ECHO
 
     def first_chunks(self) -> list[dict[str, Any]]:
@@ -145,7 +153,7 @@ class CompletionWriter(Writer):
             self.chunk(
                 _choice(
                     index, self._echoed[number],
-                    None if entries is None else self._logprobs(index, entries, is_prompt=True),
+                    None if entries is None else self._echo_logprobs(index, entries),
                     None,
                 )
             )
@@ -182,7 +190,7 @@ class CompletionWriter(Writer):
         if output.logprobs is not None:
             before = None
             if self.request.scores_echo:
-                before = self._logprobs(index, scores or [], is_prompt=True)
+                before = self._echo_logprobs(index, scores or [])
             logprobs = self._logprobs(index, output.logprobs)
             if before is not None:
                 logprobs = {name: before[name] + logprobs[name] for name in logprobs}
@@ -191,26 +199,38 @@ class CompletionWriter(Writer):
         if self.request.return_token_ids:
             extra["prompt_token_ids"] = self.results[number].prompt_token_ids
         if self.request.prompt_logprobs is not None:
-            extra["prompt_logprobs"] = prompt_logprobs(scores or [], self.model.pieces)
+            if number not in self._prompt_scores:
+                self._prompt_scores[number] = prompt_logprobs(scores or [], self.model.pieces)
+            extra["prompt_logprobs"] = self._prompt_scores[number]
         return {**choice, **extra}
 
-    def _logprobs(
-        self, index: int, entries: list[TokenLogprob], *, is_prompt: bool = False
-    ) -> dict[str, Any]:
-        """Of a part of a choice's text; a prompt is echoed with it, so that offsets go on."""
+    def _echo_logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        """Of a choice's prompt: made once for all its samples, whose offsets go on behind it."""
+        number, top = index // self._num_samples, self.request.logprobs or 0
+        if number not in self._echo_scores:
+            offsets = self._new_offsets()
+            shown = completion_logprobs(
+                [entry._replace(top=dict(islice(entry.top.items(), top))) for entry in entries],
+                self.model.pieces, offsets, first=self.jobs[number].asked.ids[0],
+                as_ids=self.request.return_tokens_as_token_ids,
+            )  # fmt: skip
+            self._echo_scores[number] = shown, offsets
+        shown, offsets = self._echo_scores[number]
+        self._offsets[index] = offsets.copy()
+        return shown
+
+    def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        """Of a part of a choice's text."""
         if index not in self._offsets:
-            skip = self.request.skip_special_tokens is not False
-            self._offsets[index] = TextOffsets(self.model.pieces, skip_special=skip)
-        first, top = None, self.request.logprobs or 0
-        if is_prompt:
-            first = self.jobs[index // self._num_samples].asked.ids[0]
-            entries = [
-                entry._replace(top=dict(islice(entry.top.items(), top))) for entry in entries
-            ]
+            self._offsets[index] = self._new_offsets()
         return completion_logprobs(
-            entries, self.model.pieces, self._offsets[index], first=first,
+            entries, self.model.pieces, self._offsets[index],
             as_ids=self.request.return_tokens_as_token_ids,
         )  # fmt: skip
+
+    def _new_offsets(self) -> TextOffsets:
+        skip = self.request.skip_special_tokens is not False
+        return TextOffsets(self.model.pieces, skip_special=skip)
 
 
 def _choice(

@@ -12,6 +12,7 @@ from headstart import __version__
 from headstart.server.answer_schemas import answered
 from headstart.server.api_docs import fields_page
 from headstart.server.page import page_response
+from headstart.server.refusals import Refusal
 from headstart.server.state import ServerState
 from headstart.server.wire import encoded
 
@@ -78,8 +79,16 @@ def add_operation(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
 
     @app.post("/reset_prefix_cache", dependencies=keys, openapi_extra=answered("Empty"))
     async def reset_prefix_cache() -> Response:
-        """Forget cached beginnings of prompts; those that a running request holds stay with it."""
+        """Forget cached beginnings of prompts, where --allow-cache-reset lets clients do it.
+
+        Those that a running request holds stay with it.
+        """
         state.gate.check()
+        if not state.options.allow_cache_reset:
+            raise Refusal(
+                403, "the cache of prompts is shared by all clients (this server was started "
+                "without --allow-cache-reset). Leave it as it is.",
+            )  # fmt: skip
         await state.worker.call(lambda engine: engine.pool.drop_cache())
         return document_response({})
 

@@ -61,6 +61,10 @@ class ServerOptions:
         default=False,
         metadata={"help": "clients may say how important their requests are (priority)"},
     )
+    allow_cache_reset: bool = field(
+        default=False,
+        metadata={"help": "clients may empty the cache of prompts (/reset_prefix_cache)"},
+    )
     separate_key_caches: bool = field(
         default=False,
         metadata={"help": "no key sees, in cached_tokens or time, what prompts another one sent"},

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,11 +36,12 @@ CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
 class Job:
     """One prompt, read and checked."""
 
-    id: str
     asked: Asked
     priority: int = 0
     grammar: Any = None
     cache_salt: str | None = None
+    # Never a client's: another client's request with the same one would be ended with it.
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
 
     @property
     def num_samples(self) -> int:
@@ -58,8 +60,9 @@ class Event:
 class Channel:
     """Events of one HTTP request, in order; all methods belong to the event loop."""
 
-    def __init__(self, jobs: Sequence[Job]):
-        self.jobs = jobs
+    def __init__(self, jobs: Sequence[Job], name: str = ""):
+        """`name`: the id of the answer, for the log."""
+        self.jobs, self.name = jobs, name
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
         self._wake = asyncio.Event()
@@ -114,6 +117,8 @@ class Worker:
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
+        self._calls: set[asyncio.Future[Any]] = set()  # the event loop's, too
+        self._is_over = False  # whether the thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._failures: list[float] = []
@@ -163,8 +168,11 @@ class Worker:
 
     async def call(self, work: Callable[[Engine], Any]) -> Any:
         """Do something with the engine, in its thread, between two steps."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Any] = loop.create_future()
+        if self._is_over:
+            raise engine_failed()
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._calls.add(done)
+        done.add_done_callback(self._calls.discard)
 
         def run() -> None:
             assert self.engine is not None
@@ -182,6 +190,11 @@ class Worker:
         """End every request with an error, whatever the engine is doing."""
         for channel in self._channels:
             channel.fail(error)
+
+    def _fail_calls(self) -> None:
+        """The thread has ended: nobody takes what waits in the inbox."""
+        for done in list(self._calls):
+            _settle(done, None, engine_failed())
 
     def stop(self, seconds: float) -> bool:
         """End the thread after the current step; False if that takes too long."""
@@ -202,6 +215,9 @@ class Worker:
             self.failure = error
             self._fail_open()
             self._call_in_loop(self._on_change)
+        finally:
+            self._is_over = True
+            self._call_in_loop(self._fail_calls)
 
     def _turn(self, engine: Engine) -> None:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
@@ -243,8 +259,9 @@ class Worker:
                 self._open[job.id] = _Open(job, number, channel)
         except Exception as error:
             if not isinstance(error, HeadstartError):
-                _log.error("the engine does not take request %s", job.id, exc_info=error)
-            self.engine.abort(job.id)  # whatever of it came in
+                _log.error("the engine does not take request %s", channel.name, exc_info=error)
+            if job.id not in self._open:
+                self.engine.abort(job.id)  # whatever of it came in
             self._drop(channel)
             self._forget(channel)
             self._call_in_loop(channel.fail, error)
@@ -257,13 +274,15 @@ class Worker:
     def _drop(self, channel: Channel) -> None:
         assert self.engine is not None
         for job in channel.jobs:
-            if self._open.pop(job.id, None) is not None:
+            if (found := self._open.get(job.id)) is not None and found.channel is channel:
+                del self._open[job.id]
                 self.engine.abort(job.id)
                 self.metrics.request_finished(self.engine.collect(job.id))
 
     def _cut(self, channel: Channel, error: Exception) -> None:
         assert self.engine is not None
-        left = [self._open[job.id] for job in channel.jobs if job.id in self._open]
+        found = [self._open.get(job.id) for job in channel.jobs]
+        left = [own for own in found if own is not None and own.channel is channel]
         if len(left) < len(channel.jobs) or any(job.num_tokens for job in left):
             for open_job in left:
                 self.engine.cut(open_job.job.id, CUT)
@@ -324,7 +343,7 @@ class Worker:
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if done.cancelled():
+    if done.done():  # given up, or failed with the thread
         return
     if error is not None:
         done.set_exception(error)

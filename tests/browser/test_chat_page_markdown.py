@@ -111,6 +111,17 @@ def test_what_a_model_writes_never_becomes_markup(open_page: OpenPage) -> None:
         assert word in text, word
 
 
+def test_marks_without_end_are_drawn_and_the_next_question_can_be_sent(
+    open_page: OpenPage,
+) -> None:
+    page = open_page()
+    for text in (">" * 6000 + " deep", "- " * 6000 + "deep", "[" * 6000 + " deep"):
+        answer(page, text)
+        assert "deep" in page.locator(".said.assistant .text").inner_text()
+        page.locator("#send").wait_for()
+        page.click("#clear")
+
+
 def test_an_answer_that_breaks_off_anywhere_loses_no_words(open_page: OpenPage) -> None:
     """Half a fence, half a table or half a link is text like any other."""
     page = open_page()

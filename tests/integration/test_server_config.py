@@ -56,6 +56,22 @@ def test_the_command_line_comes_before_variables_and_these_before_the_file(
     assert engine.prefix_caching is False and server.log_format == "json"
 
 
+def test_values_of_the_file_are_read_as_on_the_command_line(
+    started: list[tuple[str, ServerOptions, EngineOptions]], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "kernels: off\napi-key: 0123\nserved-model-name: [yes, 1_0]\nlog-prompts: on\nport: 0\n"
+        "max-prompt-tokens: ~\nmax-n:\nchat-template: null\n"
+    )
+    done = CliRunner().invoke(app, ["serve", "small", "--config", str(file)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    ((_, server, engine),) = started
+    assert engine.kernels == "off" and server.api_key == ["0123"] and server.log_prompts is True
+    assert server.served_model_name == ["yes", "1_0"]
+    assert (server.max_prompt_tokens, server.max_n, server.chat_template) == (None, 16, None)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -126,7 +142,17 @@ def test_operators_find_health_load_and_settings(server: Running) -> None:
     assert tokens["eos_token"] == "</s>" and "messages" in tokens["chat_template"]
 
 
-def test_the_prefix_cache_can_be_dropped(server: Running, engine: Engine) -> None:
+def test_the_prefix_cache_is_not_every_clients_to_drop(server: Running) -> None:
+    answer = HTTP.post(f"{server.url}/reset_prefix_cache")
+    assert answer.status_code == 403 and "--allow-cache-reset" in answer.json()["error"]["message"]
+
+
+def test_the_prefix_cache_can_be_dropped(engine: Engine) -> None:
+    with serving(engine, allow_cache_reset=True) as server:
+        drop_cache(server, engine)
+
+
+def drop_cache(server: Running, engine: Engine) -> None:
     body = {**SHORT, "prompt": "abcdefgh" * 20}
 
     def cached() -> int:

@@ -91,12 +91,13 @@ def test_a_failed_step_fails_all_requests_at_once_and_the_engine_goes_on(
 def test_a_request_that_the_engine_does_not_take_leaves_nothing_behind(
     engine: Engine, server: Running, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
-    submit = engine.submit
+    submit, taken = engine.submit, list[Any]()
 
-    def second_fails(asked: Any, *, request_id: str, **options: Any) -> str:
-        if request_id.endswith("-1"):
+    def second_fails(asked: Any, **options: Any) -> str:
+        taken.append(asked)
+        if len(taken) == 2:
             raise kind("no")
-        return submit(asked, request_id=request_id, **options)
+        return submit(asked, **options)
 
     before = num_ended(server)
     monkeypatch.setattr(engine, "submit", second_fails)
@@ -106,6 +107,22 @@ def test_a_request_that_the_engine_does_not_take_leaves_nothing_behind(
     after = num_ended(server)
     assert after - before == 4, "two samples of two prompts"
     assert server.status() == "ready" and ask(server, SHORT).status_code == 200
+
+
+def test_a_clients_own_id_is_not_the_engines(
+    engine: Engine, server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients may choose the same one, and neither must end the other's request."""
+    submit, ids = engine.submit, list[str]()
+
+    def noted(asked: Any, *, request_id: str, **options: Any) -> str:
+        ids.append(request_id)
+        return submit(asked, request_id=request_id, **options)
+
+    monkeypatch.setattr(engine, "submit", noted)
+    for _ in range(2):
+        assert ask(server, {**SHORT, "request_id": "mine"}).json()["id"].endswith("-mine")
+    assert len(set(ids)) == 2 and not any("mine" in own for own in ids)
 
 
 def test_a_route_that_fails_tells_its_client_and_counts_as_a_failure(

@@ -9,10 +9,26 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from headstart.errors import RequestError
 from headstart.sampling.choose import TokenLogprob
 from headstart.server.pieces import Pieces
 
 _LEAST = -9999.0  # JSON has no minus infinity; OpenAI writes this number for it
+MOST_PROMPT_ENTRIES = 1_000_000  # log-probabilities of prompts in one answer
+
+
+def check_prompt_entries(num_tokens: int, num_top: int | None, copies: int, field: str) -> None:
+    """RequestError where the log-probabilities of prompts would be too many."""
+    if num_top is None:
+        return
+    number = num_tokens * (1 + num_top) * copies
+    if number > MOST_PROMPT_ENTRIES:
+        raise RequestError(
+            f"{field} asks for {number} log-probabilities of prompts ({num_tokens} tokens, each "
+            f"with {num_top} alternatives, {copies} times); one answer holds at most "
+            f"{MOST_PROMPT_ENTRIES}. Ask for fewer alternatives, answers or tokens.",
+            field=field,
+        )
 
 
 def chat_logprobs(
@@ -102,6 +118,14 @@ class TextOffsets:
         self._size = 0  # characters so far
         self._is_first = True
         self._is_between = True  # no character has begun that has not ended
+
+    def copy(self) -> TextOffsets:
+        """One that goes on from here by itself."""
+        own = TextOffsets(self._pieces, skip_special=self._skip_special)
+        own._decoder.setstate(self._decoder.getstate())
+        own._size, own._is_first = self._size, self._is_first
+        own._is_between = self._is_between
+        return own
 
     def add(self, token: int) -> int:
         piece = self._pieces.of(token)

@@ -63,7 +63,11 @@ class Writer:
     @property
     def is_large(self) -> bool:
         """Whether writing the whole answer would hold up the event loop."""
-        return self.num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
+        number = self.num_output * (1 + (self.request.num_logprobs or 0))
+        if self.request.num_prompt_logprobs is not None:
+            read = sum(len(job.asked.ids) for job in self.jobs)
+            number += read * (1 + self.request.num_prompt_logprobs) * self._num_samples
+        return number > _LARGE
 
     def first_chunks(self) -> list[dict[str, Any]]:
         return []

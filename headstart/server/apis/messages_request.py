@@ -92,7 +92,8 @@ class MessagesRequest(MessageFields):
 
     def as_chat(self) -> ChatRequest:
         config = dict(self.output_config or {})
-        form, effort = config.pop("format", self.output_format), config.pop("effort", None)
+        form: Any = config.pop("format", self.output_format)
+        effort = config.pop("effort", None)
         if config:
             name = f"output_config.{next(iter(config))[:60]}"
             raise RequestError(f"the field {name!r} is not known. Leave it out.", field=name)
@@ -110,14 +111,15 @@ class CountTokensRequest(MessageFields):
     """POST /v1/messages/count_tokens."""
 
 
-def _format(form: Mapping[str, Any]) -> dict[str, Any]:
-    if form.get("type") != "json_schema" or not isinstance(form.get("schema"), Mapping):
+def _format(form: Any) -> dict[str, Any]:
+    own = form if isinstance(form, Mapping) else {}
+    if own.get("type") != "json_schema" or not isinstance(own.get("schema"), Mapping):
         raise RequestError(
             'output_config.format is not {"type": "json_schema", "schema": ...}.',
             field="output_config.format",
         )
-    own = {"name": "answer", "schema": form["schema"], "strict": True}
-    return {"type": "json_schema", "json_schema": own}
+    named = {"name": "answer", "schema": own["schema"], "strict": True}
+    return {"type": "json_schema", "json_schema": named}
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
@@ -130,7 +132,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
         if kind == "text":
             texts.append(str(block.get("text") or ""))
         elif kind == "tool_result":
-            said = _text(block.get("content"), where)
+            said = _result(block, where)
             results.append(
                 {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": said}
             )
@@ -149,13 +151,31 @@ def _messages(message: AnthropicMessage, where: str) -> list[dict[str, Any]]:
     return [*results, own] if texts or calls or thoughts or not results else results
 
 
+def _result(block: Mapping[str, Any], where: str) -> str:
+    """What a tool said; templates have no place for errors, so that the text says so."""
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise _not("is_error", is_error, where, "true or false")
+    said = _text(block.get("content"), f"{where}.tool_result.content")
+    return f"Error: {said}" if is_error else said
+
+
 def _text(content: Any, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list):
+        raise RequestError(
+            f"{where} is {str(content)[:40]!r}; give text, or a list of blocks.", field=where
+        )
     for block in content:
         if not isinstance(block, Mapping) or block.get("type") != "text":
             raise _unreadable(block.get("type") if isinstance(block, Mapping) else block, where)
     return "".join(str(block.get("text") or "") for block in content)
+
+
+def _not(name: str, found: Any, where: str, expected: str) -> RequestError:
+    field = f"{where}.{name}"
+    return RequestError(f"{field} is {str(found)[:40]!r}; give {expected}.", field=field)
 
 
 def _unreadable(kind: Any, where: str) -> RequestError:
@@ -180,13 +200,22 @@ def _choice(choice: dict[str, Any] | None) -> tuple[str | dict[str, Any] | None,
     if choice is None:
         return None, None
     kind, is_one = choice.get("type"), choice.get("disable_parallel_tool_use")
+    known = ("type", "disable_parallel_tool_use", *(["name"] if kind == "tool" else []))
+    if unknown := [name for name in choice if name not in known]:
+        field = f"tool_choice.{unknown[0][:60]}"
+        raise RequestError(f"the field {field!r} is not known. Leave it out.", field=field)
+    if is_one is not None and not isinstance(is_one, bool):
+        raise _not("disable_parallel_tool_use", is_one, "tool_choice", "true or false")
     is_parallel = None if is_one is None else not is_one
     if kind == "tool":
-        return {"type": "function", "function": {"name": choice.get("name")}}, is_parallel
-    if kind not in _CHOICES:
+        name = choice.get("name")
+        if not isinstance(name, str):
+            raise _not("name", name, "tool_choice", "the name of a tool")
+        return {"type": "function", "function": {"name": name}}, is_parallel
+    if not isinstance(kind, str) or kind not in _CHOICES:
         raise RequestError(
             f"tool_choice has the type {str(kind)[:40]!r}; give auto, any, none or tool with a "
             "name.",
             field="tool_choice",
         )
-    return _CHOICES[str(kind)], is_parallel
+    return _CHOICES[kind], is_parallel

@@ -32,7 +32,7 @@ def as_chat(body: Body) -> ChatRequest:
         chat = body.as_chat()
     except ValidationError as error:
         refusal = field_refusal(error, body.model_dump())
-        refusal.param = own_name(body, refusal.param or "")
+        _rename(refusal, body)
         raise refusal from None
     return _Chat.of(body, chat)
 
@@ -56,7 +56,7 @@ class _Chat(ChatRequest):
 
     def check(self, limits: ServerOptions) -> None:
         assert self._body is not None
-        with _named_by(self._body):
+        with named_by(self._body):
             super().check(limits)
 
 
@@ -68,15 +68,32 @@ def own_name(body: Body, field: str) -> str:
 
 
 @contextmanager
-def _named_by(body: Body) -> Iterator[None]:
+def named_by(body: Body) -> Iterator[None]:
     try:
         yield
     except (RequestError, ConfigError) as error:
-        error.field = own_name(body, error.field) if error.field is not None else None
+        if error.field is not None:
+            error.args = (_own_words(body, str(error), error.field),)
+            error.field = own_name(body, error.field)
         raise
     except Refusal as refusal:
-        refusal.param = own_name(body, refusal.param) if refusal.param is not None else None
+        _rename(refusal, body)
         raise
+
+
+def _rename(refusal: Refusal, body: Body) -> None:
+    if refusal.param is not None:
+        refusal.message = _own_words(body, refusal.message, refusal.param)
+        refusal.param = own_name(body, refusal.param)
+
+
+def _own_words(body: Body, message: str, field: str) -> str:
+    """What is said of a field of the chat, with the body's name for it."""
+    first = re.split(r"[.\[]", field, maxsplit=1)[0]
+    name = body.names.get(first)
+    if name is None:
+        return message
+    return re.sub(rf"\b{re.escape(first)}\b(?:\[\d+\]|\.\w+)*", lambda _: name, message)
 
 
 def prepare_response(
@@ -84,7 +101,7 @@ def prepare_response(
     limits: ServerOptions,
 ) -> Prepared:  # fmt: skip
     writer = partial(ResponsesWriter, asked=body)
-    with _named_by(body):
+    with named_by(body):
         return prepare_chat(chat, answer_id, model, limits, new_writer=writer)
 
 
@@ -92,7 +109,7 @@ def prepare_message(
     body: MessageFields, chat: ChatRequest, answer_id: str, model: ServedModel,
     limits: ServerOptions,
 ) -> Prepared:  # fmt: skip
-    with _named_by(body):
+    with named_by(body):
         return prepare_chat(chat, answer_id, model, limits, new_writer=MessagesWriter)
 
 
@@ -102,5 +119,5 @@ def count_message_tokens(body: CountTokensRequest, model: ServedModel) -> bytes:
     asked = TokenizeRequest(
         messages=chat.messages, tools=chat.tools, chat_template_kwargs=chat.chat_template_kwargs
     )
-    with _named_by(body):
+    with named_by(body):
         return encoded({"input_tokens": len(ids_of(asked, model))})

@@ -12,9 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.errors import RequestError, some
-from headstart.server.grammars.tagged_unions import tagged_branches, without
+from headstart.server.grammars.tagged_unions import (
+    referred,
+    tagged_branches,
+    with_tag,
+    without,
+)
 
 MAX_DEPTH = 48  # schemas inside schemas; the time to compile grows faster than the depth
+MAX_NODES = 50_000  # schemas, and what is compared to tell branches apart
 
 # Keywords that say something to people and forbid nothing.
 _NOTES = frozenset(
@@ -62,7 +68,7 @@ _KINDS: dict[str, Any] = {
 def enforceable(schema: Any, *, relaxed: bool = False) -> Any:
     """The schema as a grammar can enforce it; RequestError says what cannot be."""
     check_form(schema)
-    return _Walk(relaxed, schema).schema(schema, "#", 0)
+    return _Walk(relaxed, schema).all()
 
 
 def check_form(schema: Any, where: str = "#", depth: int = 0) -> None:
@@ -96,6 +102,37 @@ def _malformed(name: str, found: Any, where: str, expected: str) -> RequestError
 class _Walk:
     def __init__(self, relaxed: bool, root: Any):
         self._relaxed, self._root = relaxed, root
+        self._num_nodes = 0
+        self._copies: dict[tuple[str, str], str] = {}  # names of definitions, by ref and tag
+
+    def all(self) -> Any:
+        """The whole schema, with the definitions that were copied for their tags."""
+        own = self.schema(self._root, "#", 0)
+        made: dict[str, Any] = {}
+        while len(made) < len(self._copies):  # a copy may need others
+            for (ref, tag), name in list(self._copies.items())[len(made) :]:
+                found = referred({"$ref": ref}, self._root)
+                assert found is not None  # or there were no tags to compare
+                made[name] = self.schema(with_tag(found, tag), ref, 1)
+        return {**own, "$defs": {**own.get("$defs", {}), **made}} if made else own
+
+    def _required_in(self, ref: str, tag: str) -> str:
+        """A reference to a copy of a definition in which the tag is required."""
+        if (ref, tag) not in self._copies:
+            taken = self._root.get("$defs", {})
+            name = f"tagged_{len(self._copies)}"
+            while name in taken:
+                name += "_"
+            self._copies[ref, tag] = name
+        return f"#/$defs/{self._copies[ref, tag]}"
+
+    def _spend(self, count: int) -> None:
+        self._num_nodes += count
+        if self._num_nodes > MAX_NODES:
+            raise RequestError(
+                f"the JSON schema holds more than {MAX_NODES} schemas and tags to compare; give a "
+                "smaller one."
+            )
 
     def schema(self, schema: Any, where: str, depth: int) -> Any:
         if isinstance(schema, bool):
@@ -110,9 +147,13 @@ class _Walk:
                 f"the JSON schema is nested more than {MAX_DEPTH} levels deep; flatten it, or use "
                 "$ref."
             )
+        self._spend(1)
         own = {k: v for k, v in schema.items() if k not in _NOTES and k not in _DEFINITIONS}
         if isinstance(own.get("oneOf"), list):
-            apart = tagged_branches(own["oneOf"], schema.get("discriminator"), self._root)
+            apart = tagged_branches(
+                own["oneOf"], schema.get("discriminator"), self._root,
+                require=self._required_in, spend=self._spend,
+            )  # fmt: skip
             own = own if apart is None else {**without(own, "oneOf"), "anyOf": apart}
         own = self._structure(own, where, depth)
         for name in _DEFINITIONS & schema.keys():

@@ -89,11 +89,10 @@ export class Answer {
   }
 
   finish(words) {
-    this.draw();
     const end = document.createElement("p");
     end.className = "end";
     end.textContent = words;
-    this.column.append(end);
+    try { this.draw(); } finally { this.column.append(end); }
   }
 }
 

@@ -68,14 +68,17 @@ async function send() {
   const done = [];
   running = new AbortController();
   setRunning(true);
-  for (const drafts of isCompared ? ["off", speculate()] : [speculate()]) {
-    const written = await answered(message, drafts, seed, isCompared, running.signal);
-    done.push(written);
-    if (["stopped", "failed"].includes(written.end)) break;
+  try {
+    for (const drafts of isCompared ? ["off", speculate()] : [speculate()]) {
+      const written = await answered(message, drafts, seed, isCompared, running.signal);
+      done.push(written);
+      if (["stopped", "failed"].includes(written.end)) break;
+    }
+  } finally { // whatever went wrong, the next question can be sent
+    running = null;
+    setRunning(false);
+    message.closest("article").removeAttribute("aria-busy");
   }
-  running = null;
-  setRunning(false);
-  message.closest("article").removeAttribute("aria-busy");
   if (done.length === 2) compare(message, ...done);
   const { content } = done.at(-1);
   if (content) conversation.push({ role: "assistant", content });

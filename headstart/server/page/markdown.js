@@ -10,6 +10,8 @@ const QUOTE = /^ {0,3}> ?/;
 const ROW = /^ {0,3}\|.*\|[ \t]*$/;
 const DIVIDER = /^ {0,3}\|(?:[ \t]*:?-+:?[ \t]*\|)+[ \t]*$/;
 
+const DEEPEST = 32; // quotes and lists inside each other; beyond that, marks are text
+
 // The answer's lines as {text, from}: `from` is where a line begins in the whole answer.
 function linesOf(source) {
   let from = 0;
@@ -24,12 +26,12 @@ function linesOf(source) {
 function cut(line, count) { return { text: line.text.slice(count), from: line.from + count }; }
 
 // Blocks: {kind, from, to, ...}. A block's last line may still be growing.
-export function blocksOf(source) { return parse(linesOf(source)); }
+export function blocksOf(source) { return parse(linesOf(source), 0); }
 
-function parse(lines) {
+function parse(lines, depth) {
   const blocks = [];
   for (let at = 0; at < lines.length;) {
-    const [block, next] = blockAt(lines, at);
+    const [block, next] = blockAt(lines, at, depth);
     if (block) {
       const last = lines[next - 1];
       blocks.push({ ...block, from: lines[at].from, to: last.from + last.text.length });
@@ -39,7 +41,7 @@ function parse(lines) {
   return blocks;
 }
 
-function blockAt(lines, at) {
+function blockAt(lines, at, depth) {
   const { text } = lines[at];
   if (!text.trim()) return [null, at + 1];
   const fence = FENCE.exec(text);
@@ -47,12 +49,12 @@ function blockAt(lines, at) {
   const heading = HEADING.exec(text);
   if (heading) return [{ kind: "heading", level: heading[1].length, lines: [cut(lines[at], heading[0].length)] }, at + 1];
   if (RULE.test(text)) return [{ kind: "rule" }, at + 1];
-  if (QUOTE.test(text)) {
+  if (depth < DEEPEST && QUOTE.test(text)) {
     const next = run(lines, at, (line) => QUOTE.test(line.text));
     const inner = lines.slice(at, next).map((line) => cut(line, QUOTE.exec(line.text)[0].length));
-    return [{ kind: "quote", blocks: parse(inner) }, next];
+    return [{ kind: "quote", blocks: parse(inner, depth + 1) }, next];
   }
-  if (ITEM.test(text)) return listed(lines, at);
+  if (depth < DEEPEST && ITEM.test(text)) return listed(lines, at, depth);
   if (ROW.test(text) && DIVIDER.test(lines[at + 1]?.text ?? "")) {
     const next = run(lines, at, (line) => ROW.test(line.text));
     const rows = lines.slice(at, next).filter((_, index) => index !== 1);
@@ -80,7 +82,7 @@ function fenced(lines, at, fence) {
 }
 
 // Items of one list; lines that are indented deeper belong to the item above them.
-function listed(lines, at) {
+function listed(lines, at, depth) {
   const [, indent, mark] = ITEM.exec(lines[at].text);
   const isOrdered = /\d/.test(mark), items = [];
   let next = at;
@@ -90,7 +92,7 @@ function listed(lines, at) {
     const deep = (line) => line.text.startsWith(" ".repeat(indent.length + 2));
     const end = run(lines, next + 1, (line, index) => deep(line) || (!line.text.trim() && lines[index + 1] && deep(lines[index + 1])));
     const rest = lines.slice(next + 1, end).map((line) => cut(line, Math.min(found[0].length, line.text.search(/\S|$/))));
-    items.push(parse([cut(lines[next], found[0].length), ...rest]));
+    items.push(parse([cut(lines[next], found[0].length), ...rest], depth + 1));
     next = end;
     // One empty line may stand between two items.
     if (lines[next] && !lines[next].text.trim() && ITEM.test(lines[next + 1]?.text ?? "")) next++;
@@ -118,7 +120,7 @@ const SPANS = [
   { name: "em", pattern: /\*(?=[^\s*])(.+?)\*(?!\*)/, at: () => 1 },
   { name: "em", pattern: /(?<!\w)_(?=[^\s_])(.+?)_(?!\w)/, at: () => 1 },
   { name: "del", pattern: /~~(?=\S)(.+?)~~/, at: () => 2 },
-  { name: "a", pattern: /!?\[([^\]\n]*)\]\((https?:\/\/[^\s()<>]+)\)/, at: (m) => (m[0][0] === "!" ? 2 : 1), href: (m) => m[2] },
+  { name: "a", pattern: /!?\[([^\[\]\n]*)\]\((https?:\/\/[^\s()<>]+)\)/, at: (m) => (m[0][0] === "!" ? 2 : 1), href: (m) => m[2] },
 ];
 
 function inline(place, line, write) {

@@ -25,7 +25,7 @@ def described(
     chat_template: str | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The messages for a template that knows neither tools, nor calls, nor their results."""
-    ready = [_as_text(message, format) for message in messages]
+    ready = _joined([_as_text(message, format) for message in messages])
     if not tools:
         return ready
     text = _description(tools, format)
@@ -35,6 +35,19 @@ def described(
         first = {**ready[0], "content": f"{before}\n\n{text}" if before else text}
         return [first, *ready[1:]]
     return [{"role": role, "content": text}, *ready]
+
+
+def _joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbouring turns of the user as one: many templates refuse two in a row."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        before = joined[-1] if joined else {}
+        if message["role"] == before.get("role") == "user":
+            texts = [own["content"] for own in (before, message) if own.get("content")]
+            joined[-1] = {**before, "content": "\n".join(texts)}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _description(tools: Sequence[Tool], format: ToolFormat) -> str:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
-from headstart.errors import EngineError
-from headstart.server.worker import Channel
+from headstart.engine.engine import Asked, Engine
+from headstart.errors import EngineError, RequestError
+from headstart.server.recording import ServerMetrics
+from headstart.server.refusals import Refusal
+from headstart.server.worker import Channel, Job, Worker
 
 
 def test_a_channel_that_failed_gives_what_came_before_and_then_the_error() -> None:
@@ -21,3 +26,52 @@ def test_a_channel_that_failed_gives_what_came_before_and_then_the_error() -> No
             await waiting
 
     asyncio.run(check())
+
+
+class _Idle:
+    """As much of an engine as a worker without requests touches."""
+
+    has_work = False
+
+
+def test_calls_fail_when_the_thread_ends() -> None:
+    def ends(engine: Engine) -> None:
+        raise SystemExit  # no Exception, which a call would only report
+
+    async def check() -> None:
+        worker = Worker(lambda: cast(Engine, _Idle()), cast(ServerMetrics, None))
+        worker.start(lambda: None)
+        assert await worker.call(lambda engine: engine.has_work) is False
+        with pytest.raises(Refusal):
+            await asyncio.wait_for(worker.call(ends), 10)
+        with pytest.raises(Refusal):
+            await asyncio.wait_for(worker.call(ends), 10)
+
+    asyncio.run(check())
+
+
+class _Counting(_Idle):
+    """Refuses ids that are in use, as an engine does."""
+
+    def __init__(self) -> None:
+        self.ids: set[str] = set()
+
+    def submit(self, asked: Asked, *, request_id: str, **options: Any) -> None:
+        if request_id in self.ids:
+            raise RequestError("in use")
+        self.ids.add(request_id)
+
+    def abort(self, request_id: str) -> None:
+        self.ids.discard(request_id)
+
+
+def test_a_channel_ends_only_what_it_submitted() -> None:
+    engine = _Counting()
+    worker = Worker(lambda: cast(Engine, engine), cast(ServerMetrics, MagicMock()))
+    worker.engine, worker._loop = cast(Engine, engine), MagicMock()
+    job = Job(cast(Asked, MagicMock()), id="same")
+    worker._add(Channel([job]))
+    other = Channel([job])
+    worker._add(other)
+    worker._drop(other)
+    assert engine.ids == {"same"}

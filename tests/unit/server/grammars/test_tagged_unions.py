@@ -50,6 +50,46 @@ def is_valid(text: str) -> bool:
     return "lives" not in text or "cat" in text
 
 
+class Leaf(BaseModel):
+    kind: Literal["leaf"] = "leaf"
+
+
+class Tree(BaseModel):
+    kind: Literal["tree"] = "tree"
+    left: Annotated[Tree | Leaf, Field(discriminator="kind")]
+
+
+def test_a_recursive_union_is_enforced(compiler: GrammarCompiler) -> None:
+    grammar = compiler.compile(json_schema(Tree.model_json_schema()))
+    leaf = '{"kind": "leaf"}'
+    inner = f'{{"kind": "tree", "left": {leaf}}}'
+    assert walk(grammar, f'{{"kind": "tree", "left": {inner}}}')
+    assert not walk(grammar, '{"kind": "tree", "left": {}}'), "the tag is required"
+
+
+@pytest.mark.parametrize("required", [["tag"], []], ids=["required", "with a default"])
+def test_a_chain_of_definitions_is_walked_once(required: list[str]) -> None:
+    """Each level refers twice to the next: written out, there would be 2^40 schemas."""
+    tag = {"tag": {"const": "a"}}
+    levels: dict[str, Any] = {"D40": {"properties": tag, "required": required}}
+    for level in range(40):
+        union = {
+            "oneOf": [{"$ref": f"#/$defs/D{level + 1}"}],
+            "discriminator": {"propertyName": "tag"},
+        }
+        levels[f"D{level}"] = {"properties": {**tag, "x": union, "y": union}, "required": required}
+    found = enforceable({"$ref": "#/$defs/D0", "$defs": levels})
+    last = found["$defs"]["D39"]["properties"]["x"]["anyOf"][0]["$ref"].removeprefix("#/$defs/")
+    assert found["$defs"][last]["required"] == ["tag"]
+    assert len(found["$defs"]) == (41 if required else 81)
+
+
+def test_a_schema_of_too_many_parts_is_refused() -> None:
+    many = [{"type": "null"}] * 50_001
+    with pytest.raises(RequestError, match="more than 50000 schemas"):
+        enforceable({"anyOf": many})
+
+
 def test_a_list_of_such_a_union_is_enforced(compiler: GrammarCompiler) -> None:
     schema = TypeAdapter(list[Annotated[Cat | Dog, Field(discriminator="kind")]]).json_schema()
     assert walk(compiler.compile(json_schema(schema)), '[{"kind": "cat", "lives": 1}]')
