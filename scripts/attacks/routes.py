@@ -139,7 +139,7 @@ def without_key(host: str, outcome: Outcome, *, rounds: int) -> None:
     for _ in range(rounds):
         for method, path in routes:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"x-api-key": "wrong"}):
-                status, said = asked(method, path.replace("{name}", "default"), headers)
+                status, said = asked(method, path.replace("{name}", "attacked"), headers)
                 outcome.ends[str(status)] += 1
                 if (status == 401) == (path in PUBLIC) or status >= 500:
                     outcome.broken.append(f"{method} {path} with {headers}: {status} {said[:80]!r}")

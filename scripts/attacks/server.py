@@ -218,7 +218,7 @@ def attack_server(
     }
     flags = (
         "--api-key", _KEY, "--max-template-seconds", "1", "--max-grammar-seconds", "5",
-        "--max-model-len", "512",
+        "--max-model-len", "512", "--served-model-name", "attacked",
     )  # fmt: skip
     outcomes = []
     with runs.running(folder, "--speculate", "0", *flags) as server:
