@@ -105,7 +105,7 @@ def is_right_after_all(document: dict[str, Any], path: str, body: Any) -> bool:
 
     The schema has no place for unknown fields, and the server takes those that are null, harmless
     or say what happens anyway. Hypothesis makes field names of strings in modules that are
-    imported, so that in whole runs `metadata` is among them.
+    imported, so that in whole runs `metadata` can be among them.
     """
     if not isinstance(body, dict):
         return False
