@@ -26,6 +26,7 @@ from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.intake import check_name
 from headstart.server.operation import add_operation, document_response, json_response
 from headstart.server.protocol.requests import ChatRequest
+from headstart.server.pushed import add_push
 from headstart.server.refusals import Refusal, no_such_route, refusal_of, where_instead
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
@@ -47,6 +48,7 @@ def create_app(state: ServerState) -> FastAPI:
     _add_answers(app, state, keys)
     _add_tokens(app, state, keys)
     add_operation(app, state, keys)
+    add_push(app, state)
     for kind in (Refusal, RequestError, ConfigError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     if state.options.cors_origin:

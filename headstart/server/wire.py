@@ -112,11 +112,14 @@ class GuardedConnection(H11Protocol):
 class Access:
     """Which clients may use a server: by key, by the page's origin, by the name in Host."""
 
-    def __init__(self, options: ServerOptions, *, is_public: bool):
-        """is_public: other machines can reach the server."""
-        self._keys, self._options = Keys(options.api_keys), options
+    def __init__(
+        self, options: ServerOptions, *, is_public: bool, keys: Sequence[str] | None = None
+    ):
+        """is_public: other machines can reach the server; keys: those of clients, or of others."""
+        keys = options.api_keys if keys is None else keys
+        self._keys, self._options = Keys(keys), options
         # With keys any name is accepted: no page has a key.
-        self._is_for_this_machine = not is_public and not options.api_keys
+        self._is_for_this_machine = not is_public and not keys
 
     async def check(
         self,
