@@ -173,9 +173,9 @@ class ServerOptions:
 
 
 _POSITIVE = (
-    "max_push_bytes", "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
-    "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
-    "max_grammar_seconds", "max_template_seconds",
+    "max_push_bytes", "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops",
+    "max_connections", "request_timeout_seconds", "step_timeout_seconds", "drain_seconds",
+    "max_grammar_bytes", "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
 
 

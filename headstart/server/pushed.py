@@ -70,7 +70,6 @@ def add_push(app: FastAPI, state: ServerState) -> None:
 
 async def _take(request: Request, state: ServerState) -> dict[str, int | str]:
     _check_header(request, state.options.max_push_bytes)
-    loop = asyncio.get_running_loop()
     with _folder() as folder:
         try:
             async with asyncio.timeout(state.options.request_timeout_seconds):
@@ -80,10 +79,8 @@ async def _take(request: Request, state: ServerState) -> dict[str, int | str]:
         except ClientDisconnect:
             raise Refusal(400, "the client went away while sending.", code="client_gone") from None
         try:
-            # In a pool of its own kind: prompts that wait for a thread must not wait for this.
-            prepared = await loop.run_in_executor(
-                state.token_pool, _opened, state.model.engine, folder
-            )
+            # In no pool of the server's: prompts that wait for a thread must not wait for this.
+            prepared = await asyncio.to_thread(_opened, state.model.engine, folder)
             await state.worker.call(lambda engine: engine.swap_head(prepared))
         except HeadstartError as error:
             said = str(error).replace(str(folder), "the pushed head")
@@ -119,8 +116,7 @@ def _too_large(most: int) -> Refusal:
 
 async def _receive(request: Request, folder: Path, most: int) -> str:
     """Write config.json and the tensors; the digest of all that came."""
-    loop, state, count = asyncio.get_running_loop(), hashlib.sha256(), 0
-    stream = _Parts(request.stream())
+    state, stream = hashlib.sha256(), _Parts(request.stream())
     size = int.from_bytes(await stream.read(LENGTH_BYTES), "little")
     if not 0 < size <= MOST_CONFIG_BYTES:
         raise Refusal(
@@ -137,7 +133,7 @@ async def _receive(request: Request, folder: Path, most: int) -> str:
             if count > most:
                 raise _too_large(most)
             state.update(part)
-            await loop.run_in_executor(None, _write, file, part)
+            await asyncio.to_thread(_write, file, part)
     return digest_of(state)
 
 
