@@ -29,10 +29,10 @@ from headstart.errors import HeadstartError
 from headstart.heads.formats import format_of
 from headstart.push.sent_head import CONTENT_TYPE, LENGTH_BYTES, MOST_CONFIG_BYTES, digest_of
 from headstart.push.servers import PATH
+from headstart.server.access import Access
 from headstart.server.operation import document_response
 from headstart.server.refusals import Refusal, unavailable
 from headstart.server.state import ServerState
-from headstart.server.wire import Access
 
 _log = logging.getLogger("headstart.server")
 _PREFIX = "headstart-push-"

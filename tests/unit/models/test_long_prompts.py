@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from headstart.models import attention
-from headstart.models.attention import LayerCache, Span, attend_chosen, attend_span
+from headstart.models.attention import LayerCache, Span, attend_span
+from headstart.models.row_attention import attend_chosen
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 37, 90, 6, 2, 8
 

@@ -8,11 +8,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from headstart.engine.engine import Asked, Engine
+from headstart.engine.engine import Engine
+from headstart.engine.request import Asked
 from headstart.errors import EngineError, RequestError
+from headstart.server.channels import Channel, Job
 from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import Refusal
-from headstart.server.worker import Channel, Job, Worker
+from headstart.server.worker import Worker
 
 
 def test_a_channel_that_failed_gives_what_came_before_and_then_the_error() -> None:
