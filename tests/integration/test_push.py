@@ -108,7 +108,7 @@ def test_a_head_is_swapped_while_an_answer_is_written(
     assert 'headstart:head_swaps_total{engine="0",model_name="small"} 1.0' in page
     # any format does, and a whole model: back to the first head
     other = export(heads.weak_model, "speculators", tmp_path / "speculators")
-    for number, head in enumerate((heads.good, heads.weak_model, heads.good, other), 2):
+    for number, head in enumerate((heads.model, other), 2):
         assert push(server, head, key_file).returncode == 0
         assert engine.head_version == number
     assert bits_of(engine) == before
@@ -178,7 +178,7 @@ def test_attacks_are_refused_and_leave_nothing(
             with_config(good, lambda c: {**c, "family": "glm4_moe"}), {}, 400, "layout|holds a"),
         "huge sizes": (
             with_config(good, lambda c: {
-                **c, "trunk_config": {**c["trunk_config"], "intermediate_size": 1 << 40}
+                **c, "trunk_config": {**c["trunk_config"], "intermediate_size": 1 << 30}
             }), {}, 400, "cannot take the place"),
         "cut off": (good[:-1000], {}, 400, "the pushed head"),
         "no header": (good[:start] + bytes(64) + good[start + 64 :], {}, 400, "the pushed head"),
@@ -238,4 +238,4 @@ def test_what_is_no_server_of_ours_is_named(heads: Heads, key_file: Path) -> Non
     gone = headstart(*words, "http://127.0.0.1:1")
     assert gone.returncode == 1 and "cannot be asked" in gone.stderr
     typed = headstart(*words, "127.0.0.1:8000")
-    assert typed.returncode == 1 and "give a URL" in typed.stderr
+    assert typed.returncode == 2 and "give a URL" in typed.stderr
