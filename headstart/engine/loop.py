@@ -37,12 +37,12 @@ class Loop:
         self.drafter = sources.drafter if sources is not None else None
         self.policy = sources.policy if sources is not None else None
         self.stats = EngineStats()
-        self._times = StepTimes(self.stats, self.policy)
+        self.times = StepTimes(self.stats, self.policy)
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
-        self._times.begin()
+        self.times.begin()
         in_rounds = self.rounds.requests if self.rounds is not None else {}
         plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
         self._forget_restarted()
@@ -62,7 +62,7 @@ class Loop:
         verdicts = self._decide(plan, logits)
         if joined is None:
             requests, rows_run = [work.request for work in plan], sum(work.count for work in plan)
-            self._times.trunk(requests, rows_run, time.perf_counter() - started)
+            self.times.trunk(requests, rows_run, time.perf_counter() - started)
         updates += [
             update
             for work, own in zip(plan, states, strict=True)
@@ -74,7 +74,7 @@ class Loop:
         self._release_siblings(decided)
         self._retire()
         if self.rounds is None:
-            self._times.end()
+            self.times.end()
         return updates
 
     def _score_prompts(self, plan: Sequence[Work], states: Sequence[torch.Tensor]) -> None:
@@ -107,7 +107,7 @@ class Loop:
                 updates.append(self._take(*taking[len(updates)]))
         finally:
             self.rounds.complete()
-        self._times.round(self.rounds.measured)
+        self.times.round(self.rounds.measured)
         updates += [self._take(*taken) for taken in taking[len(updates) :]]
         self._retire()
         self._look_for_copies([outcome.request for outcome in outcomes])
@@ -232,7 +232,7 @@ class Loop:
         going = [r for r in self.scheduler.running if r.finish_reason is None]
         of_head = self.sources.draft(self._drafting_here(decided), going)
         self.stats.draft_reason = self.sources.policy.reason
-        self._times.drafts(of_head, time.perf_counter() - started)
+        self.times.drafts(of_head, time.perf_counter() - started)
 
     def _drafting_here(self, decided: list[Request]) -> list[Request]:
         """Requests that go on with the host; those that enter the rounds next draft there."""
