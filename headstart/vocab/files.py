@@ -134,8 +134,8 @@ def read_one(path: Path) -> DraftVocab:
     chosen = found if len(found) == 1 else [vocab for vocab in found if vocab.name == ALL]
     if not chosen:
         raise ConfigError(
-            f"{path} holds {len(found)} draft vocabularies ({some(v.name for v in found)}); expected "
-            f"one, or one called {ALL!r}. Write one of them with `headstart vocab --from FILE "
+            f"{path} holds {len(found)} draft vocabularies ({some(v.name for v in found)}); "
+            f"expected one, or {ALL!r} among them. Write one with `headstart vocab --from FILE "
             "--only NAME`."
         )
     return chosen[0]

@@ -77,10 +77,17 @@ class Result:
             print(f"FAILED {self.family}: {claim}", flush=True)
 
 
-def ours(model: Path, depth: int, vocab: DraftVocab, *, head: Path | None = None) -> Served:
+def ours(
+    model: Path,
+    depth: int,
+    vocab: DraftVocab,
+    *,
+    head: Path | None = None,
+    layout: str | None = "vllm",
+) -> Served:
     """Our engine with that vocabulary, counted as vLLM counts, and held against the simulator."""
     engine = Engine(
-        model, head=head, device="cpu", dtype="float32", speculate=depth, layout="vllm",
+        model, head=head, device="cpu", dtype="float32", speculate=depth, layout=layout,
         draft_vocab=[vocab],
     )  # fmt: skip
     length = workload.NUM_TOKENS + depth + 1
