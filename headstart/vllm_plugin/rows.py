@@ -95,4 +95,5 @@ def int8_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _device(head: Any) -> torch.device:
-    return next(iter([*head.parameters(), *head.buffers()])).device
+    first: Tensor = next(iter([*head.parameters(), *head.buffers()]))
+    return first.device

