@@ -66,7 +66,7 @@ def main() -> int:
         variants = {"vocab": vocab_variants, "graft": graft_variants}[name](given.models, work)
         document["cases"][name] = measure(given, work, site, variants, document)
         if given.out:
-            write_json(given.out, document)
+            write_json(document, given.out)
     print(json.dumps(document["failures"]))
     return 1 if document["failures"] else 0
 

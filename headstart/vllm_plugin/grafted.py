@@ -8,7 +8,7 @@ never quantised, whatever the trunk is. Embedding and LM head are the target's, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -26,6 +26,7 @@ from headstart.heads.formats.vllm import KEY
 
 _MODULE = "modules.0."
 _BLOCK = "block."
+_EMBED = "embed_tokens.weight"
 # part of the block -> the parameter of vLLM's that holds it, and which of its parts it is
 _STACKED: dict[str, tuple[str, str | int]] = {
     "q_proj": ("qkv_proj", "q"),
@@ -86,10 +87,10 @@ class HeadstartMTP(nn.Module):
             load = getattr(parameter, "weight_loader", default_weight_loader)
             load(parameter, value) if part is None else load(parameter, value, part)
             loaded.add(f"model.{place}")
-        missing = [n for n in _own(parameters) if f"model.{n}" not in loaded]
+        missing = [n for n in parameters if f"model.{n}" not in loaded and n != _EMBED]
         if missing:
             raise MissingTensor(f"the head lacks {some(missing)}. Export it again.")
-        return loaded
+        return loaded | {f"model.{_EMBED}"}  # which vLLM replaces by the target's
 
 
 class _Head(nn.Module):
@@ -133,7 +134,7 @@ def _llama_layer(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
     """With biases of q, k and v, as MiMo's heads have, and none of the output."""
     layer = import_module("vllm.model_executor.models.llama").LlamaDecoderLayer
 
-    class Plain(layer):  # type: ignore[misc]
+    class Plain(layer):  # type: ignore[misc, valid-type]
         def get_quant_config(self, vllm_config: Any) -> None:
             return None
 
@@ -155,7 +156,3 @@ def _place(name: str) -> tuple[str, str | int | None]:
             if f".{part}." in place:
                 return place.replace(f".{part}.", f".{whole}."), which
     return place, None
-
-
-def _own(parameters: Iterable[str]) -> Iterator[str]:
-    return (name for name in parameters if not name.startswith("embed_tokens."))

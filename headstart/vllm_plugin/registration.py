@@ -9,7 +9,7 @@ import logging
 import os
 from typing import Any
 
-from headstart.vllm_plugin.architectures import GRAFTED
+from headstart.heads.formats.vllm import PLUGIN as GRAFTED
 from headstart.vllm_plugin.settings import SWITCH
 from headstart.vllm_plugin.versions import why_not
 

@@ -28,7 +28,7 @@ from environments import python_of
 from plugin_site import plugin_site
 from vllm_engine import Engine as Vllm
 from vllm_engine import EngineFailed, Served
-from vllm_plugin_check import WITHOUT, Result, halves
+from vllm_plugin_check import WITHOUT, Layout, Result, halves
 from vllm_plugin_check import ours as ours_with_vocab
 
 from headstart.calibrate.tiny import write_tiny
@@ -63,10 +63,11 @@ def make_trunk_and_head(name: str, work: Path) -> tuple[Path, Path]:
     return trunk, work / "model"
 
 
-def ours(trunk: Path, head: Path, depth: int, layout: str | None) -> Served:
+def ours(trunk: Path, head: Path | None, depth: int, layout: Layout = "own") -> Served:
     """Our engine on the plain trunk, with the folder that vLLM gets; counted as vLLM counts."""
-    given = {"head": head, "layout": layout} if depth else {}
-    engine = Engine(trunk, device="cpu", dtype="float32", speculate=depth, **given)
+    engine = Engine(
+        trunk, head=head, device="cpu", dtype="float32", speculate=depth, layout=layout
+    )  # fmt: skip
     length = workload.NUM_TOKENS + depth + 1
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
     results = engine.generate(workload.prompts(engine.model.config.vocab), params)
@@ -106,8 +107,8 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
     headstart("export", model, "--format", "vllm", "--out", head)
     is_stock = name in ("llama", "qwen2", "qwen3")
     # vLLM's class zeroes an embedding that Qwen3's layout keeps; ours does as the layout says.
-    layout = "vllm" if name == "qwen3" else None
-    own, plain = ours(trunk, head, DEPTH, layout), ours(trunk, head, 0, None).tokens
+    own = ours(trunk, head, DEPTH, "vllm" if name == "qwen3" else "own")
+    plain = ours(trunk, None, 0).tokens
     variables = {"PYTHONPATH": str(site), "VLLM_LOGGING_LEVEL": "INFO"}
     with Vllm(python, work / "vllm.log", work, WITHOUT if is_stock else variables) as vllm:
         versions.update(vllm.versions)
@@ -136,7 +137,7 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
             write([half], work / "half.json")
             vocab = ("--draft-vocab", work / "half.json")
             headstart("export", model, "--format", "vllm", "--out", work / "reduced", *vocab)
-            reduced = ours_with_vocab(trunk, DEPTH, half, head=work / "reduced", layout=None)
+            reduced = ours_with_vocab(trunk, DEPTH, half, head=work / "reduced", layout="own")
             found = serve(work / "reduced", use_local_argmax_reduction=True)
             result.add("drafting half of the tokens", DEPTH, found, text, like=reduced)
     rate = own.accepted[0] / own.drafts

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import vllm_counters as workload
 from checking import check_all
@@ -34,6 +34,7 @@ from headstart.sampling.params import SamplingParams
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
+Layout = Literal["own", "vllm"]
 DEPTHS = (3,)
 CHECKED = [name for name in FAMILIES if name != "demo"]
 WITHOUT = {"VLLM_PLUGINS": "none"}  # an allow-list that names nothing installed
@@ -83,7 +84,7 @@ def ours(
     vocab: DraftVocab,
     *,
     head: Path | None = None,
-    layout: str | None = "vllm",
+    layout: Layout = "vllm",
 ) -> Served:
     """Our engine with that vocabulary, counted as vLLM counts, and held against the simulator."""
     engine = Engine(

@@ -28,7 +28,7 @@ from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import document
 
 FILE = None
-LOSES = ""
+LOSES = "quantised weights (8, 4 bits), which become BF16"
 KEY = "headstart_head"  # in config.json: whose head it is, and which class of vLLM's runs it
 SETTINGS = "headstart"  # in config.json: what is asked of the plugin
 VOCAB_FILE = "draft_vocab.json"

@@ -19,8 +19,9 @@ from torch import nn
 
 from headstart import vllm_plugin
 from headstart.families.registry import families
+from headstart.heads.formats.vllm import PLUGIN as GRAFTED
 from headstart.vllm_plugin import stock
-from headstart.vllm_plugin.architectures import DRAFT_CLASSES, GRAFTED, why_no_vocab
+from headstart.vllm_plugin.architectures import DRAFT_CLASSES, why_no_vocab
 from headstart.vllm_plugin.classes import drafting_class
 from headstart.vllm_plugin.registration import register_all
 from headstart.vocab.draft_vocab import DraftVocab
