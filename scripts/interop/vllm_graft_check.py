@@ -66,7 +66,8 @@ def make_trunk_and_head(name: str, work: Path) -> tuple[Path, Path]:
 def ours(trunk: Path, head: Path | None, depth: int, layout: Layout = "own") -> Served:
     """Our engine on the plain trunk, with the folder that vLLM gets; counted as vLLM counts."""
     engine = Engine(
-        trunk, head=head, device="cpu", dtype="float32", speculate=depth, layout=layout
+        trunk, head=head, device="cpu", dtype="float32", speculate=depth, layout=layout,
+        kernels="off",
     )  # fmt: skip
     length = workload.NUM_TOKENS + depth + 1
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
@@ -132,7 +133,7 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
             swap = {"worker_extension_cls": "headstart.vllm_plugin.swap.HeadSwap"}
             found = serve(work / "swapped", swap=swap, head=head)
             result.add("swapped in for the control", DEPTH, found, text, like=own)
-            size = Engine(trunk, device="cpu", speculate=0).model.config.vocab
+            size = Engine(trunk, device="cpu", speculate=0, kernels="off").model.config.vocab
             half, _ = halves(text, size)
             write([half], work / "half.json")
             vocab = ("--draft-vocab", work / "half.json")

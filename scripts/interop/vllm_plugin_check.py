@@ -89,7 +89,7 @@ def ours(
     """Our engine with that vocabulary, counted as vLLM counts, and held against the simulator."""
     engine = Engine(
         model, head=head, device="cpu", dtype="float32", speculate=depth, layout=layout,
-        draft_vocab=[vocab],
+        draft_vocab=[vocab], kernels="off",
     )  # fmt: skip
     length = workload.NUM_TOKENS + depth + 1
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
@@ -131,7 +131,7 @@ def check(family: str, python: Path, site: Path, work: Path, versions: dict[str,
         versions.update(vllm.versions)
         plain = vllm.serve(model, 0, result.dtype).tokens
         stock = {depth: vllm.serve(model, depth, result.dtype) for depth in DEPTHS}
-    size = Engine(model, device="cpu", speculate=0).model.config.vocab
+    size = Engine(model, device="cpu", speculate=0, kernels="off").model.config.vocab
     half, rest = halves(plain, size)
     files = {}
     for vocab in (DraftVocab.of(range(size), name="all", vocab_size=size), half, rest):
