@@ -44,6 +44,7 @@ COMMANDS = {name: purpose for group in TASKS.values() for name, purpose in group
 OPTION_TITLES = {
     "DistillOptions": "Answers",
     "EngineOptions": "Engine",
+    "LearnOptions": "Learning while serving",
     "LoadOptions": "Load",
     "ServerOptions": "Server",
     "TargetOptions": "What is measured",

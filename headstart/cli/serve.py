@@ -13,11 +13,13 @@ from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
+from headstart.learn.options import LearnOptions
 from headstart.server.options import ServerOptions, check_certificate, listen, read_template, url_of
 from headstart.server.recording import configure
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
+    from headstart.learn.supervisor import Learning
 
 # Every option may be a variable: HEADSTART_SERVE_PORT, HEADSTART_SERVE_SPECULATE, ...
 CONTEXT = {"auto_envvar_prefix": "HEADSTART_SERVE"}
@@ -28,10 +30,12 @@ def run(
     model: Model,
     server: ServerOptions,
     options: EngineOptions,
+    learn: LearnOptions,
     head: Head = None,
     config: Config = None,
 ) -> int:
     limit_spinning()
+    _check_learning(learn, server, options)
     _check_formats(server)
     _check_vocab(options)
     check_certificate(server)
@@ -40,7 +44,7 @@ def run(
         logging.getLogger("headstart.server").info(
             "loading %s; %s/health says when it is ready", model, url_of(listener, server)
         )
-        return _serve(model, server, head, options, listener)
+        return _serve(model, server, head, options, listener, learn)
 
 
 def _check_formats(server: ServerOptions) -> None:
@@ -70,7 +74,7 @@ def _check_vocab(options: EngineOptions) -> None:
 
 def _serve(
     model: str, server: ServerOptions, head: Path | None, options: EngineOptions,
-    listener: socket.socket,
+    listener: socket.socket, learn: LearnOptions,
 ) -> int:  # fmt: skip
     try:
         from headstart.server.lifecycle import serve
@@ -80,9 +84,46 @@ def _serve(
             f"{install('serve')}."
         ) from None
 
+    learning = _learning(model, head, options, learn, server.api_keys)
+
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
 
-        return Engine(model, head, options=with_shipped_vocab(model, head, options))
+        served = head
+        if learning is not None:
+            learning.wait_for_memory()
+            served = learning.serving_path
+        return Engine(model, served, options=with_shipped_vocab(model, head, options))
 
-    return serve(model, server, make_engine, listener)
+    return serve(model, server, make_engine, listener, learning)
+
+
+def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineOptions) -> None:
+    """Refuse what cannot be learned with before a model is loaded."""
+    if learn.learn is None:
+        return
+    learn.check_names(server.api_keys)
+    if not options.runs_head:
+        raise ConfigError(
+            f"--learn tunes the head, and --speculate {options.speculate} runs none. Drop one."
+        )
+
+
+def _learning(
+    model: str, head: Path | None, options: EngineOptions, learn: LearnOptions,
+    keys: tuple[str, ...],
+) -> Learning | None:  # fmt: skip
+    if learn.learn is None:
+        return None
+    from dataclasses import replace
+
+    from headstart.learn.starting import open_folder, start_lines
+    from headstart.learn.supervisor import Learning
+
+    log = logging.getLogger("headstart.learn")
+    for line in start_lines(learn, keys):
+        log.info(line)
+    task = open_folder(learn, model, head, device=options.device, dtype="auto")
+    learning = Learning(learn, lambda served: replace(task, head=str(served)))
+    learning.start()
+    return learning

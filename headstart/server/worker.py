@@ -40,6 +40,7 @@ class Job:
     priority: int = 0
     grammar: Any = None
     cache_salt: str | None = None
+    learned_as: str | None = None  # its kind where a server with --learn may keep it
     # Never a client's: another client's request with the same one would be ended with it.
     id: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -118,6 +119,7 @@ class Worker:
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
         self._calls: set[asyncio.Future[Any]] = set()  # the event loop's, too
+        self.on_result: Callable[[Job, Result], None] | None = None  # what learns from answers
         self._is_over = False  # whether the thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
@@ -185,6 +187,11 @@ class Worker:
 
         self._inbox.put(run)
         return await done
+
+    def call_from(self, work: Callable[[Engine], Any], seconds: float) -> Any:
+        """The same for other threads, which wait; TimeoutError after so many seconds."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self.call(work), self._loop).result(seconds)
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, whatever the engine is doing."""
@@ -310,6 +317,8 @@ class Worker:
         del self._open[open_job.job.id]
         result = engine.collect(open_job.job.id)
         self.metrics.request_finished(result)
+        if self.on_result is not None and open_job.job.learned_as is not None:
+            self.on_result(open_job.job, result)
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:
