@@ -15,6 +15,7 @@ from typing import Unpack
 
 import torch
 
+from headstart.backends.base import PreparedHead
 from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
 from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
@@ -96,6 +97,7 @@ class Engine:
             *self.draft_vocabs.notes,
             *self.memory.notes,
         ]
+        self.head_version = 0  # how often the head was swapped
         self._groups = Groups()
         self._arrivals = 0
 
@@ -119,6 +121,22 @@ class Engine:
         self.stats.clear()
         if self.policy is not None:
             self.policy.reset()
+
+    def prepare_head(self, folder: str | Path) -> PreparedHead:
+        """Load another head beside the running one and check that it fits; safe in any thread."""
+        return self.backend.prepare_head(Path(folder))
+
+    def swap_head(self, head: str | Path | PreparedHead) -> None:
+        """Draft with another head from the next step on; between two steps, requests go on.
+
+        A head that does not fit is refused, and nothing is changed. What the old head left in K/V
+        stays: it may cost acceptance, never text.
+        """
+        prepared = head if isinstance(head, PreparedHead) else self.prepare_head(head)
+        self.backend.swap_head(prepared)
+        self.head_version += 1
+        if self.policy is not None:
+            self.policy.reset()  # what it has learnt is about the old head
 
     def add(
         self,

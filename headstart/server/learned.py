@@ -23,7 +23,7 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
 
     def swap(folder: Path) -> None:
         prepared = engine.prepare_head(folder)
-        worker.call_from(lambda own: own.swap_head(prepared), _SWAP_SECONDS)
+        worker.between_steps(lambda own: own.swap_head(prepared)).result(_SWAP_SECONDS)
 
     def finished(job: Job, result: Result) -> None:
         kind = job.learned_as

@@ -16,19 +16,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from headstart.engine.engine import Asked, Engine
 from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
+from headstart.server.inbox import Inbox
 from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import engine_failed
 
 _log = logging.getLogger("headstart.server")
 _RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` after which the engine goes on
 _RECOVERY_SECONDS = 60.0
+T = TypeVar("T")
 CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
 
 
@@ -115,12 +117,10 @@ class Worker:
 
     def __init__(self, make_engine: Callable[[], Engine], metrics: ServerMetrics):
         self._make_engine, self.metrics = make_engine, metrics
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._inbox = Inbox()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
-        self._calls: set[asyncio.Future[Any]] = set()  # the event loop's, too
         self.on_result: Callable[[Job, Result], None] | None = None  # what learns from answers
-        self._is_over = False  # whether the thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._failures: list[float] = []
@@ -147,7 +147,7 @@ class Worker:
     @property
     def num_queued(self) -> int:
         """Calls that the engine's thread has not taken yet."""
-        return self._inbox.qsize()
+        return len(self._inbox)
 
     def submit(self, channel: Channel) -> None:
         if self.failure is not None:
@@ -168,40 +168,23 @@ class Worker:
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
 
-    async def call(self, work: Callable[[Engine], Any]) -> Any:
-        """Do something with the engine, in its thread, between two steps."""
-        if self._is_over:
-            raise engine_failed()
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls.add(done)
-        done.add_done_callback(self._calls.discard)
+    def between_steps(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Do something with the engine, in its thread, between two steps; for any thread."""
 
-        def run() -> None:
+        def with_engine() -> T:
             assert self.engine is not None
-            try:
-                result = work(self.engine)
-            except Exception as error:
-                self._call_in_loop(_settle, done, None, error)
-            else:
-                self._call_in_loop(_settle, done, result, None)
+            return work(self.engine)
 
-        self._inbox.put(run)
-        return await done
+        return self._inbox.ask(with_engine)
 
-    def call_from(self, work: Callable[[Engine], Any], seconds: float) -> Any:
-        """The same for other threads, which wait; TimeoutError after so many seconds."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(self.call(work), self._loop).result(seconds)
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """The same for the event loop."""
+        return await asyncio.wrap_future(self.between_steps(work))
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, whatever the engine is doing."""
         for channel in self._channels:
             channel.fail(error)
-
-    def _fail_calls(self) -> None:
-        """The thread has ended: nobody takes what waits in the inbox."""
-        for done in list(self._calls):
-            _settle(done, None, engine_failed())
 
     def stop(self, seconds: float) -> bool:
         """End the thread after the current step; False if that takes too long."""
@@ -223,12 +206,11 @@ class Worker:
             self._fail_open()
             self._call_in_loop(self._on_change)
         finally:
-            self._is_over = True
-            self._call_in_loop(self._fail_calls)
+            self._inbox.close()
 
     def _turn(self, engine: Engine) -> None:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
-        self._take_calls(wait=not engine.has_work)
+        self._inbox.take(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
             return
         num_before = engine.stats.prompt_tokens
@@ -246,14 +228,6 @@ class Worker:
         self.metrics.observe_step(seconds, num_tokens)
         if updates:
             self._hand_out(engine, updates)
-
-    def _take_calls(self, *, wait: bool) -> None:
-        try:
-            self._inbox.get(block=wait)()
-            while True:
-                self._inbox.get_nowait()()
-        except Empty:
-            return
 
     def _add(self, channel: Channel) -> None:
         assert self.engine is not None
@@ -349,15 +323,6 @@ class Worker:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if done.done():  # given up, or failed with the thread
-        return
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)
 
 
 def _deliver(events: list[tuple[Channel, Event]]) -> None:
