@@ -150,11 +150,11 @@ def watch(folder: Path, seen: Path, minutes: float) -> list[dict[str, Any]]:
 
 def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> list[dict[str, Any]]:
     """Acceptance lengths of these answers with each head, by the simulator."""
+    from headstart.heads.formats import open_runnable
     from headstart.learn.assembly import learning_options
     from headstart.learn.certainty import length
     from headstart.learn.texts import Text
     from headstart.learn.training import HeadTraining
-    from headstart.heads.formats import open_runnable
 
     options = learning_options({}, device="cpu", dtype="float32")
     training = HeadTraining(open_runnable(model, ""), None, options, state_bytes=1 << 30)

@@ -18,8 +18,8 @@ from pathlib import Path
 KINDS = {
     "summary": "Summarize this passage in two sentences:\n\n{}",
     "translation": "Translate this passage into French:\n\n{}",
-    "question": "Read the passage, then answer the question.\n\nPassage: {}\n\nQuestion: What is the "
-    "passage about, and what does it say the reader should do?",
+    "question": "Read the passage, then answer the question.\n\nPassage: {}\n\nQuestion: What is "
+    "the passage about, and what does it say the reader should do?",
 }
 _SHORTEST, _LONGEST = 220, 900  # characters of a passage
 

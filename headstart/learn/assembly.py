@@ -16,24 +16,27 @@ from headstart.learn.heads import LearnedHeads
 from headstart.learn.loop import Base, LearningLoop, Tell
 from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining
+from headstart.models.build import resolve_device
 from headstart.train.options import TrainOptions, changed, resolve
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
     from headstart.learn.process import Task
 
-# What learning from few texts sets otherwise than a training run of hours: see docs/learning.md.
+# What learning from few texts sets otherwise than a training run (docs/learning.md has what was
+# measured). Muon's iterations take most of a step on a CPU; 1e-3 is the rate of both recipes there.
 DEFAULTS: dict[str, Any] = {
-    "loss": "lk", "optimizer": "muon", "learning_rate": 5e-3, "batch_tokens": 1024,
-    "max_len": 2048, "pack_tokens": 2048,
+    "loss": "tv", "learning_rate": 1e-3, "batch_tokens": 768, "max_len": 2048, "pack_tokens": 2048,
 }  # fmt: skip
+_OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
 _STATE_BYTES = 1 << 29
 _BASE_LIMIT = 96
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
     """Options of `train` for a head that learns while it serves."""
-    given = {**DEFAULTS, **overrides}
+    on = resolve_device(device).type
+    given = {**DEFAULTS, "optimizer": _OPTIMIZERS.get(on, "adamw"), **overrides}
     return resolve(changed(TrainOptions(device=device, dtype=dtype), given))
 
 

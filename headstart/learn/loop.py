@@ -30,8 +30,8 @@ _BASE = 96
 _REFRESH_SECONDS = 5.0
 _LEAST_SECONDS = 20.0  # of training between two checks
 _CHECK_SHARE = 0.2  # of the time, for checks
-_PATIENCE = 5  # checks in a row without a better head, until learning starts anew or rests
-_LOWEST_RATE = 1 / 16  # of the first
+_PATIENCE = 2  # checks in a row without a better head, until the rate is halved
+_LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
 _MOST_BASE = 0.6
 
 
@@ -48,7 +48,7 @@ class LearningLoop:
 
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
-        tell: Tell, *, batch_tokens: int, base_share: float = 0.3,
+        tell: Tell, *, batch_tokens: int, base_share: float = 0.4,
         clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
         """out: where the next head goes. clock: of the work that is done, not of waiting."""
@@ -110,6 +110,9 @@ class LearningLoop:
         self._train = [text.record for text in self._store.split(is_heldout=False)]
         self._heldout = [text.record for text in self._store.split(is_heldout=True)]
         self._mix.replace(self._train)
+        self._training.learn_tokens(
+            {int(i) for record in (*self._train, *self._base.train) for i in record.ids}
+        )
         self._tell("texts", {"train": len(self._train), "heldout": len(self._heldout),
                              "bytes": self._store.num_bytes})  # fmt: skip
         rested = self._texts_at_rest
@@ -171,15 +174,21 @@ class LearningLoop:
     def _rejected(self, verdict: Verdict) -> None:
         if verdict.recent.is_better:  # and the base is worse
             self._mix.base_share = min(_MOST_BASE, self._mix.base_share + 0.1)
+        if verdict.recent.high < 0:  # certainly worse
+            self._start_anew()
+            return
         self._failures += 1
         if self._failures < _PATIENCE:
             return
-        self._start_anew()
+        self._failures = 0
+        self._rate_share /= 2
         if self._rate_share < _LOWEST_RATE:
+            self._start_anew()
             self._texts_at_rest = len(self._train)
             self._tell("rests", {"reason": "no better head was found; more texts are awaited"})
 
     def _start_anew(self) -> None:
+        """From the head that serves, more carefully."""
         self._training.reset()
         self._failures, self._trained_seconds = 0, 0.0
         self._rate_share /= 2

@@ -11,8 +11,9 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from headstart.files import write_whole
 from headstart.learn.texts import read_line
@@ -33,8 +34,14 @@ class TextWriter:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._opened = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def add(self, texts: Iterable[Text]) -> int:
         """Write texts, and let the system have them; returns bytes."""
@@ -44,8 +51,7 @@ class TextWriter:
         file = self._current()
         start = file.tell()
         try:
-            file.write(data)
-            file.flush()
+            _write_all(file, data)
         except OSError:
             self._cut(file, start)
             raise
@@ -56,7 +62,7 @@ class TextWriter:
             self._file.close()
             self._file = None
 
-    def _current(self) -> BinaryIO:
+    def _current(self) -> FileIO:
         file = self._file
         if file is not None and (
             file.tell() > _FILE_BYTES or time.monotonic() - self._opened > _FILE_SECONDS
@@ -70,13 +76,18 @@ class TextWriter:
             self._opened = time.monotonic()
         return self._file
 
-    def _cut(self, file: BinaryIO, length: int) -> None:
+    def _cut(self, file: FileIO, length: int) -> None:
         """Take back half a batch, so that the next one does not begin inside a line."""
         try:
             file.truncate(length)
             file.seek(length)
         except OSError:
             self.close()  # the next batch goes into a file of its own
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
 
 
 @dataclass(eq=False)

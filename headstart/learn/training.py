@@ -6,8 +6,9 @@ there is no end: texts come as they are served, and the head can be put back at 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from headstart.train.validation import walked
 if TYPE_CHECKING:
     from headstart.data.records import Record
 
+_WHOLE_BELOW, _FEWEST_TAUGHT = 16384, 8192  # tokens of a vocabulary
 _WARM_UP = 10  # steps until the rate is reached, also after a reset
 
 
@@ -49,23 +51,44 @@ class HeadTraining:
 
     def __init__(
         self, model: Checkpoint, head: Path | None, options: TrainOptions, *,
-        state_bytes: int, vocab_ids: Sequence[int] | None = None,
+        state_bytes: int, draft_vocab: Sequence[int] | None = None,
     ):  # fmt: skip
-        """options: resolved. state_bytes: memory for states of texts."""
+        """options: resolved. state_bytes: memory for states of texts. draft_vocab: ids that are
+        drafted from where answers are walked; training has its own, see `learn_tokens`."""
         self.options = options
         self.frozen = load_frozen_model(model, head, device=options.device, dtype=options.dtype)
         self._source = RememberedStates(InProcess(self.frozen), state_bytes)
-        self._lm_heads = self._make_lm_heads(vocab_ids)
+        self._walked_heads = self._lm_heads(draft_vocab)
+        self._taught_heads = self._walked_heads
+        self._taught_ids: frozenset[int] | None = None  # None: all
         self._learner = self._new_learner(self.frozen.master())
         self._serving = self._new_learner(self.frozen.master())
         self.num_steps = 0
         self._since_reset = 0
+
+    def learn_tokens(self, seen: Set[int]) -> None:
+        """Compute losses over a part of the vocabulary, where all of it would take too long.
+
+        On a CPU the LM head is most of a step. What texts never hold needs no gradient; tokens
+        with low ids, which are the common ones of most tokenizers, are kept to learn against.
+        """
+        vocab = self.frozen.built.config.vocab
+        if self.frozen.device.type != "cpu" or vocab <= _WHOLE_BELOW:
+            return
+        if self._taught_ids is not None and seen <= self._taught_ids:
+            return
+        ids = set(seen)
+        ids.update(itertools.islice((i for i in range(vocab) if i not in ids),
+                                    max(0, _FEWEST_TAUGHT - len(ids))))  # fmt: skip
+        self._taught_ids = frozenset(ids)
+        self._taught_heads = self._lm_heads(sorted(ids))
 
     def step(self, records: Sequence[Record], rate: float) -> float:
         """One step of the optimiser; returns the loss. NotFinite leaves the weights as they are."""
         kept = fit(records, self.options.max_len, self.options.long_records or "cut").records
         if not kept:
             return math.nan
+        self._use(self._learner, self._taught_heads)
         rows = pack(kept, self.options.pack_tokens)
         counts = count(rows, self.options.num_depths)
         sums = Sums.zero(self.options.num_depths, self.frozen.device)
@@ -87,6 +110,7 @@ class HeadTraining:
         result: dict[str, Walked] = {}
         learner = self._serving if is_serving else self._learner
         kept = fit(records, self.options.max_len, "cut").records
+        self._use(learner, self._walked_heads)
         with as_written(self.frozen, learner):
             for record in kept:
                 row = Row((record,))
@@ -128,7 +152,10 @@ class HeadTraining:
             teacher_states(frozen.trunk, states, frozen.kind), frozen.trunk.rotary,
         )  # fmt: skip
 
-    def _make_lm_heads(self, vocab_ids: Sequence[int] | None) -> tuple[LmHead, ...]:
+    def _use(self, learner: Learner, lm_heads: tuple[LmHead, ...]) -> None:
+        learner.lm_head, learner.own_lm_heads = lm_heads[0], lm_heads[1:]
+
+    def _lm_heads(self, vocab_ids: Sequence[int] | None) -> tuple[LmHead, ...]:
         """The trunk's, then those of modules that have their own."""
         ids = None if vocab_ids is None else torch.tensor(vocab_ids)
         weight, head = self.frozen.trunk.lm_head.matrix, self.frozen.built.head
@@ -137,7 +164,7 @@ class HeadTraining:
         return (LmHead.of(weight, ids), *(LmHead.of(weight, ids, part) for part in own))
 
     def _new_learner(self, head: MTPHead) -> Learner:
-        shared, *own = self._lm_heads
+        shared, *own = self._walked_heads
         return Learner(
             "head", self.options, head, shared, dtype=self.frozen.dtype,
             world=World(), own_lm_heads=tuple(own),

@@ -13,9 +13,9 @@ def test_an_opening_that_comes_often_is_a_kind() -> None:
 
 def test_openings_of_people_are_one_kind_and_take_bounded_memory() -> None:
     kinds = Kinds()
-    assert {kinds.kind_of(f"word{i} word{i + 1} word{i + 2}") for i in range(3000)} <= {
-        OTHER
-    } | {f"word{i} word{i + 1} word{i + 2}" for i in range(3000)}
+    assert {kinds.kind_of(f"word{i} word{i + 1} word{i + 2}") for i in range(3000)} <= {OTHER} | {
+        f"word{i} word{i + 1} word{i + 2}" for i in range(3000)
+    }
     assert len(kinds._counts) <= 512
 
 

@@ -19,8 +19,8 @@ def text(number: int, kind: str = "chat", time: float = 0.0, tokens: int = 8) ->
 
 
 def test_a_text_survives_the_disk_as_a_record(tmp_path: Path) -> None:
-    writer = TextWriter(tmp_path)
-    writer.add([text(1), text(2)])
+    with TextWriter(tmp_path) as writer:
+        writer.add([text(1), text(2)])
     store = Store(tmp_path, 1 << 20)
     assert store.refresh() == 2
     record = store.texts["t1"].record
@@ -70,6 +70,7 @@ def test_a_batch_that_did_not_fit_leaves_no_half_line(
         writer.add([text(2)])
     monkeypatch.setattr(writer, "_file", file)
     writer.add([text(3)])
+    writer.close()
     store = Store(tmp_path, 1 << 20)
     store.refresh()
     assert set(store.texts) == {"t1", "t3"}
@@ -81,7 +82,8 @@ def test_thinning_keeps_rare_kinds_and_all_times(tmp_path: Path) -> None:
     rare = [text(1000 + i, "rare", time=float(i)) for i in range(10)]
     writer.add([*common, *rare])
     writer.close()
-    TextWriter(tmp_path).add([text(5000, "common", time=401.0)])  # the writer's own file
+    with TextWriter(tmp_path) as newest:  # its file stays as it is
+        newest.add([text(5000, "common", time=401.0)])
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     store = Store(tmp_path, size // 4)
     store.refresh()
@@ -115,7 +117,8 @@ def test_room_that_a_small_part_does_not_need_goes_to_others() -> None:
 
 
 def test_an_even_sample_twice_is_the_same_sample(tmp_path: Path) -> None:
-    TextWriter(tmp_path).add([text(i, time=float(i)) for i in range(100)])
+    with TextWriter(tmp_path) as writer:
+        writer.add([text(i, time=float(i)) for i in range(100)])
     store = Store(tmp_path, 1 << 20)
     store.refresh()
     once = even_sample(store.texts, 4000)
