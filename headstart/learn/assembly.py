@@ -11,11 +11,11 @@ from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import spread
 from headstart.heads.formats import open_runnable
+from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.loop import Base, LearningLoop, Tell
 from headstart.learn.store import Store
-from headstart.learn.training import HeadTraining
 from headstart.models.build import resolve_device
 from headstart.train.options import TrainOptions, changed, resolve
 
@@ -47,12 +47,13 @@ def make_loop(task: Task, tell: Tell) -> LearningLoop:
     options = learning_options(task.overrides, device=task.device, dtype=task.dtype)
     base = read_base(Path(task.base) if task.base else None, checkpoint)
     head = Path(task.head) if task.head else None
-    training = HeadTraining(checkpoint, head, options, state_bytes=_STATE_BYTES)
+    make = training_class(task.fault)
+    training = make(checkpoint, head, options, state_bytes=_STATE_BYTES)
     store = Store(folder.texts, task.max_bytes)
     assert options.batch_tokens is not None
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
-        batch_tokens=options.batch_tokens,
+        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds,
     )  # fmt: skip
 
 

@@ -28,7 +28,6 @@ FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
 _RECENT = 96  # held-out answers that heads are compared on, newest first
 _BASE = 96
 _REFRESH_SECONDS = 5.0
-_LEAST_SECONDS = 20.0  # of training between two checks
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
 _LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
@@ -48,14 +47,15 @@ class LearningLoop:
 
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
-        tell: Tell, *, batch_tokens: int, base_share: float = 0.4,
+        tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 20.0,
         clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
-        """out: where the next head goes. clock: of the work that is done, not of waiting."""
+        """out: where the next head goes. least_seconds: of training between two checks. clock: of
+        the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._mix = Mix(base.train, base_share if base.train else 0.0)
-        self._batch_tokens = batch_tokens
+        self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
         self._checker = Checker()
         self._train: list[Record] = []
         self._heldout: list[Record] = []
@@ -138,7 +138,7 @@ class LearningLoop:
 
     @property
     def _is_check_due(self) -> bool:
-        wanted = max(_LEAST_SECONDS, self._check_seconds * (1 / _CHECK_SHARE - 1))
+        wanted = max(self._least_seconds, self._check_seconds * (1 / _CHECK_SHARE - 1))
         return self._trained_seconds >= wanted
 
     def _check(self) -> None:

@@ -167,7 +167,8 @@ class Learning:
         numbers["by_kind"] = event["by_kind"]
         numbers["reason"] = event["reason"]
         point = {"seconds": numbers["seconds"], "steps": event["steps"],
-                 "recent": event["recent"]["new"], "base": event["base"]["new"]}  # fmt: skip
+                 "recent_before": event["recent"]["old"], "recent": event["recent"]["new"],
+                 "base": event["base"]["new"]}  # fmt: skip
         numbers["curve"] = [*numbers["curve"][-199:], point]
         _log.info("learning: after %d steps %s", event["steps"], event["reason"])
 
