@@ -1,6 +1,6 @@
 """What learning costs while requests run, on a CPU: throughput and time per token with and without.
 
-    python benchmarks/learning_cost.py --texts texts --work work --out benchmarks/results/learning_cost
+    python benchmarks/learning_cost.py --texts texts --work work --out results/learning_cost
 
 Two servers of the demo's model, one of them with `--learn` and enough texts to learn from all the
 time. They answer the same requests in turns, one server stopped while the other is measured, so

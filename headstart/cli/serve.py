@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,10 @@ def _serve(
             f"{install('serve')}."
         ) from None
 
-    learning = _learning(model, head, options, learn, server.api_keys)
+    own = with_shipped_vocab(model, head, options)
+    learning = _learning(model, head, own, learn, server.api_keys)
+    if learning is not None and options.draft_vocab is None and own.draft_vocab is not None:
+        own = replace(own, draft_vocab=str(learning.renewed_vocab or own.draft_vocab))
 
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
@@ -93,7 +97,7 @@ def _serve(
         if learning is not None:
             learning.wait_for_memory()
             served = learning.serving_path
-        return Engine(model, served, options=with_shipped_vocab(model, head, options))
+        return Engine(model, served, options=own)
 
     return serve(model, server, make_engine, listener, learning)
 
@@ -115,8 +119,6 @@ def _learning(
 ) -> Learning | None:  # fmt: skip
     if learn.learn is None:
         return None
-    from dataclasses import replace
-
     from headstart.learn.starting import open_folder, start_lines
     from headstart.learn.supervisor import Learning
 
@@ -124,6 +126,7 @@ def _learning(
     for line in start_lines(learn, keys):
         log.info(line)
     task = open_folder(learn, model, head, device=options.device, dtype="auto")
+    task = replace(task, vocab=options.draft_vocab)
     learning = Learning(learn, lambda served: replace(task, head=str(served)))
     learning.start()
     return learning

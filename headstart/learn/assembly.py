@@ -16,6 +16,7 @@ from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.loop import Base, LearningLoop, Tell
 from headstart.learn.store import Store
+from headstart.learn.vocabs import served_vocab
 from headstart.models.build import resolve_device
 from headstart.train.options import TrainOptions, changed, resolve
 
@@ -48,12 +49,16 @@ def make_loop(task: Task, tell: Tell) -> LearningLoop:
     base = read_base(Path(task.base) if task.base else None, checkpoint)
     head = Path(task.head) if task.head else None
     make = training_class(task.fault)
-    training = make(checkpoint, head, options, state_bytes=_STATE_BYTES)
+    vocab = served_vocab(Path(task.vocab) if task.vocab else None)
+    training = make(
+        checkpoint, head, options, state_bytes=_STATE_BYTES,
+        draft_vocab=None if vocab is None else vocab.ids,
+    )  # fmt: skip
     store = Store(folder.texts, task.max_bytes)
     assert options.batch_tokens is not None
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
-        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds,
+        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds, vocab=vocab,
     )  # fmt: skip
 
 

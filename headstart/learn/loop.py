@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.errors import HeadstartError
-from headstart.learn.certainty import FEWEST
-from headstart.learn.checking import Checker, Verdict
+from headstart.learn.certainty import FEWEST, compare
+from headstart.learn.checking import WORST_ON_BASE, Checker, Verdict
 from headstart.learn.mixing import Mix
 from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining, NotFinite
+from headstart.learn.vocabs import FILE, renewed, write_vocab
+from headstart.vocab.draft_vocab import DraftVocab
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -48,14 +50,16 @@ class LearningLoop:
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
         tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 20.0,
+        vocab: DraftVocab | None = None,
         clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
-        """out: where the next head goes. least_seconds: of training between two checks. clock: of
-        the work that is done, not of waiting."""
+        """out: where the next head goes. least_seconds: of training between two checks. vocab: that
+        is served. clock: of the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._mix = Mix(base.train, base_share if base.train else 0.0)
         self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
+        self._vocab = vocab
         self._checker = Checker()
         self._train: list[Record] = []
         self._heldout: list[Record] = []
@@ -143,11 +147,9 @@ class LearningLoop:
 
     def _check(self) -> None:
         started = self._clock()
-        recent = self._heldout[-_RECENT:]
-        # Without a base, what was known is what older texts show.
-        base = list(self._base.heldout) or self._heldout[:-_RECENT]
+        recent, base = self._compared()
         verdict = self._checker.check(
-            recent, base[:_BASE], learned=self._training.walk,
+            recent, base, learned=self._training.walk,
             serving=lambda records: self._training.walk(records, is_serving=True),
         )  # fmt: skip
         self._check_seconds, self._trained_seconds = self._clock() - started, 0.0
@@ -165,11 +167,41 @@ class LearningLoop:
         }  # fmt: skip
         try:
             self._training.write(out, details)
+            self._renew_vocab(out)
         except (OSError, HeadstartError) as error:
             self._tell("failed", {"reason": f"the head could not be written: {error}"})
             return
         self._offered = out
         self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
+
+    def _renew_vocab(self, out: Path) -> None:
+        """Put a draft vocabulary beside the head where it is certainly better than the served."""
+        if self._vocab is None:
+            return
+        recent, base = self._compared()
+        new = renewed(self._vocab, [*self._train, *self._base.train])
+        records = [*recent, *base]
+        old_walks = self._training.walk(records)
+        new_walks = self._training.walk_with(records, new.ids)
+        gains = [
+            compare([old_walks[r.id] for r in part if r.id in old_walks],
+                    [new_walks[r.id] for r in part if r.id in old_walks])
+            for part in (recent, base)
+        ]  # fmt: skip
+        if gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE):
+            write_vocab(new, out)
+            self._tell("vocab", {"reason": (
+                f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
+                f"answers): {out / FILE}, which the next start takes"
+            )})  # fmt: skip
+
+    def _compared(self) -> tuple[list[Record], list[Record]]:
+        """Held-out answers that heads are compared on: recent ones, and what was known.
+
+        Without a base, what was known is what older texts show.
+        """
+        base = list(self._base.heldout) or self._heldout[:-_RECENT]
+        return self._heldout[-_RECENT:], base[:_BASE]
 
     def _rejected(self, verdict: Verdict) -> None:
         if verdict.recent.is_better:  # and the base is worse

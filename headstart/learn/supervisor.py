@@ -25,6 +25,7 @@ from headstart.learn.live import LiveWatch
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.texts import Text
+from headstart.learn.vocabs import FILE
 
 _log = logging.getLogger("headstart.learn")
 _JUDGE_SECONDS = 5.0
@@ -68,6 +69,12 @@ class Learning:
     @property
     def serving_path(self) -> Path:
         return self.heads.path(self.serving_name)
+
+    @property
+    def renewed_vocab(self) -> Path | None:
+        """A draft vocabulary that was counted anew with the serving head."""
+        path = self.serving_path / FILE
+        return path if path.is_file() else None
 
     def start(self) -> None:
         """Start the learner; it loads its model while the caller loads its own."""
@@ -156,6 +163,8 @@ class Learning:
             numbers["reason"] = event["reason"]
             _log.warning("learning: %s; serving goes on with head %s", event["reason"],
                          self.serving_name)  # fmt: skip
+        elif name == "vocab":
+            _log.info("learning: %s", event["reason"])
         elif name == "ended":
             _log.error("learning: the learner failed: %s", event["reason"])
         elif name == "gone":

@@ -118,6 +118,15 @@ class HeadTraining:
                 result[record.id] = counted(record.category, [own for _, own in found])
         return result
 
+    def walk_with(self, records: Sequence[Record], vocab_ids: Sequence[int]) -> dict[str, Walked]:
+        """The same with drafts from these tokens alone."""
+        kept = self._walked_heads
+        self._walked_heads = self._lm_heads(vocab_ids)
+        try:
+            return self.walk(records)
+        finally:
+            self._walked_heads = kept
+
     def adopt(self) -> None:
         """The head as it was written serves from now on."""
         with as_written(self.frozen, self._learner):
