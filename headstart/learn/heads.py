@@ -85,11 +85,12 @@ class LearnedHeads:
 
     def take_back(self, name: str, note: str, state: State = "rolled back") -> None:
         """It does not serve any more, or never did; the one before it serves again."""
+        was_serving = self.serving is not None and self.serving.name == name
         before = self.before
         for head in self.heads:
             if head.name == name:
                 head.state, head.note = state, note
-            elif head.name == before and state == "rolled back":
+            elif head.name == before and was_serving:
                 head.state = "serving"
         self._write()
 

@@ -5,6 +5,7 @@ Whatever goes wrong here is said in the log, and serving goes on with the head t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -48,13 +49,14 @@ class Learning:
         self._excluded = frozenset(options.learn_not_for or ())
         self._kinds = Kinds()
         self.collector = Collector(self.folder, int(options.learn_gigabytes * 1e9))
-        self._live, self._live_lock = LiveWatch(), threading.Lock()
+        self._live = LiveWatch()
         self._child: Child | None = None
         self._pace: Pace | None = None
         self._swap: Swap | None = None
         self._offered: tuple[str, dict[str, Any]] | None = None  # before there is an engine
         self._end = threading.Event()
         self._restarts = 0
+        self._gone: int | None = None  # exit code of a learner that ended
         self.numbers: dict[str, Any] = {
             "steps": 0, "seconds": 0.0, "trained_tokens": 0, "checks": 0, "swaps": 0,
             "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "by_kind": {},
@@ -110,8 +112,7 @@ class Learning:
     def finished(self, kind: str, walked: Walked, make: Callable[[], Text]) -> None:
         """An answer that a client got whole."""
         self.collector.offer(kind, make)
-        with self._live_lock:
-            self._live.observe(walked)
+        self._live.observe(walked)
 
     def close(self) -> None:
         self._end.set()
@@ -168,7 +169,7 @@ class Learning:
         elif name == "ended":
             _log.error("learning: the learner failed: %s", event["reason"])
         elif name == "gone":
-            self._restart(event["code"])
+            self._gone = event["code"]  # the watching thread starts another one
 
     def _checked(self, event: dict[str, Any]) -> None:
         numbers = self.numbers
@@ -182,7 +183,6 @@ class Learning:
         _log.info("learning: after %d steps %s", event["steps"], event["reason"])
 
     def _offer(self, name: str, promise: dict[str, Any]) -> None:
-        self.heads.add(name, promise)
         if self._swap is None:
             self._offered = (name, promise)
         else:
@@ -192,18 +192,19 @@ class Learning:
         assert self._swap is not None and self._child is not None
         before, started = self.serving_name, time.monotonic()
         try:
+            self.heads.add(name, promise)
             self._swap(self.heads.path(name))
             self.heads.serve(name)
         except (HeadstartError, OSError, RuntimeError) as error:
             _log.warning("learning: head %s is not served (%s); head %s stays", name,
                          first_line(error), before)  # fmt: skip
             self._swap_back(before)
-            self.heads.take_back(name, first_line(error), "refused")
             self.numbers["failures"] += 1
+            with contextlib.suppress(OSError):  # a disk that is full
+                self.heads.take_back(name, first_line(error), "refused")
             self._child.tell("refused")
             return
-        with self._live_lock:
-            self._live.swapped(float(promise.get("first_gain", 0.0)))
+        self._live.swapped(float(promise.get("first_gain", 0.0)))
         self.numbers["swaps"] += 1
         self._child.tell("swapped")
         _log.info("learning: head %s serves instead of %s (%.2f s): %s", name, before,
@@ -220,10 +221,10 @@ class Learning:
     def _watch(self) -> None:
         """Judge the serving head by what is served, and write numbers for people."""
         while not self._end.wait(_JUDGE_SECONDS):
-            with self._live_lock:
-                reason = self._live.judge()
-                gain = asdict(self._live.gain)
-            self.numbers["live"] = gain
+            if self._gone is not None:
+                self._restart(self._gone)
+            gain, reason = self._live.judge()
+            self.numbers["live"] = asdict(gain)
             if reason is not None:
                 self._roll_back(reason)
             self._write_status(self.numbers["state"])
@@ -232,23 +233,25 @@ class Learning:
         assert self._child is not None
         name, before = self.serving_name, self.heads.before
         self._swap_back(before)
-        self.heads.take_back(name, reason)
-        with self._live_lock:
-            self._live.taken_back()
+        with contextlib.suppress(OSError):  # a disk that is full: a restart would find it again
+            self.heads.take_back(name, reason)
+        self._live.taken_back()
         self.numbers["rollbacks"] += 1
         self._child.tell("rolled back", head=str(self.heads.path(before)))
         _log.warning("learning: head %s is taken back, head %s serves again: %s", name, before,
                      reason)  # fmt: skip
 
     def _restart(self, code: int) -> None:
+        """By the thread that lives as long as the server: a child ends with the thread that
+        started it."""
+        self._gone = None
         self._restarts += 1
-        if self._end.is_set() or self._restarts > _RESTARTS:
+        if self._restarts > _RESTARTS:
             self.numbers["state"] = "ended"
             _log.error("learning: the learner ended (%d) and is not started again; serving goes "
                        "on with head %s", code, self.serving_name)  # fmt: skip
             return
         _log.warning("learning: the learner ended (%d) and is started again", code)
-        self._end.wait(1.0)
         self._child = Child(self._task(self.serving_path), self._heard)
 
     def _write_status(self, state: str) -> None:

@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.server_runs import HTTP, served
+from support.server_threads import Running, wait_until
+from support.swapped_heads import Heads, heads_of
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.learn.folder import Folder, forget
@@ -28,10 +32,6 @@ from headstart.learn.starting import open_folder
 from headstart.learn.supervisor import Learning
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
-from support.server_runs import HTTP, served
-from support.server_threads import Running, wait_until
-from support.swapped_heads import Heads, heads_of
-from support.tiny_fixture import Tiny
 
 
 @pytest.fixture(scope="module")

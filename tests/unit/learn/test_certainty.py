@@ -66,7 +66,7 @@ def watched(before: float, after: float, promise: float) -> str | None:
     live.swapped(promise)
     for walked in walks(after, 60, 3):  # the easy kind is not asked any more
         live.observe(walked)
-    return live.judge()
+    return live.judge()[1]
 
 
 def test_a_head_that_holds_its_promise_stays_whatever_is_asked() -> None:
@@ -83,4 +83,4 @@ def test_few_answers_decide_nothing() -> None:
     live.swapped(0.5)
     for walked in walks(0.1, ENOUGH - 1):
         live.observe(walked)
-    assert live.judge() is None
+    assert live.judge()[1] is None
