@@ -41,7 +41,8 @@ class SwapsHead:
 
     def prepare_head(self, folder: Path) -> PreparedHead:
         """Load a head, and check that it can take the running one's place; safe in any thread."""
-        with torch.inference_mode(), _beside_rounds(self.device):
+        # Not in inference mode: several threads fill what is made here.
+        with torch.no_grad(), _beside_rounds(self.device):
             new = build_another_head(self.model, folder)
             self.hold_head(new)
             assert self.head is not None

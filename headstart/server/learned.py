@@ -11,7 +11,8 @@ from headstart.engine.output import Completion, Result
 from headstart.learn.certainty import counted
 from headstart.learn.supervisor import Learning
 from headstart.learn.texts import Text
-from headstart.server.worker import Job, Worker
+from headstart.server.channels import Job
+from headstart.server.worker import Worker
 
 _SWAP_SECONDS = 60.0  # for the step that is running when a head is there
 _WHOLE = ("stop", "length")  # reasons of answers that ended as they should

@@ -1,29 +1,25 @@
-"""The thread of the engine, and the channels between it and the event loop.
+"""The thread of the engine.
 
 Only this thread touches the engine, from loading to the end. The event loop sends it calls through
 an inbox. The results of a step go back with one call into the loop, however many requests they are
-for. A channel carries everything of one HTTP request, which may be several prompts (completions)
-with several samples each. A step that raises ends the open requests with an error; the engine goes
-on if its state is consistent afterwards, and the thread ends if it is not.
+for (`channels.py`). A step that raises ends the open requests with an error; the engine goes on if
+its state is consistent afterwards, and the thread ends if it is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from headstart.engine.engine import Asked, Engine
+from headstart.engine.engine import Engine
 from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
-from headstart.server.inbox import Inbox
+from headstart.server.channels import Channel, Event, Inbox, Job
 from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import engine_failed
 
@@ -32,75 +28,6 @@ _RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` after which the engin
 _RECOVERY_SECONDS = 60.0
 T = TypeVar("T")
 CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
-
-
-@dataclass(frozen=True)
-class Job:
-    """One prompt, read and checked."""
-
-    asked: Asked
-    priority: int = 0
-    grammar: Any = None
-    cache_salt: str | None = None
-    learned_as: str | None = None  # its kind where a server with --learn may keep it
-    # Never a client's: another client's request with the same one would be ended with it.
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    @property
-    def num_samples(self) -> int:
-        return self.asked.params.n
-
-
-@dataclass(frozen=True)
-class Event:
-    """What one step added to a sample of prompt `number`; the prompt's last one has its result."""
-
-    number: int
-    update: Update
-    result: Result | None
-
-
-class Channel:
-    """Events of one HTTP request, in order; all methods belong to the event loop."""
-
-    def __init__(self, jobs: Sequence[Job], name: str = ""):
-        """`name`: the id of the answer, for the log."""
-        self.jobs, self.name = jobs, name
-        self._events: deque[Event] = deque()
-        self._failure: Exception | None = None
-        self._wake = asyncio.Event()
-        self._unfinished = len(jobs)
-        self.is_cut = False  # whether its time was up before everything had come
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the engine may still work for it."""
-        return self._unfinished > 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything has come and has been taken."""
-        return self._unfinished == 0 and not self._events
-
-    def put(self, event: Event) -> None:
-        self._unfinished -= event.result is not None
-        self._events.append(event)
-        self._wake.set()
-
-    def fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self._wake.set()
-
-    async def take(self) -> list[Event]:
-        """All events since the last time, at least one; raises what the engine raised."""
-        while not self._events:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)  # others may have raised it, too
-            self._wake.clear()
-            await self._wake.wait()
-        events = list(self._events)
-        self._events.clear()
-        return events
 
 
 class _Open:

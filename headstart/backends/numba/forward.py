@@ -7,7 +7,7 @@ on how a prompt was cut, on drafts, or on other requests in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ class Block:
     steps: tuple[HeldStep, ...]
     table: np.ndarray  # int64 [steps, STEP]
     weights: int  # that a row is multiplied with
+    _known: dict[int, tuple[int, int]] = field(default_factory=dict)  # `_sizes` by rows
 
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer], memories: Sequence[Memory]) -> Block:
@@ -49,10 +50,17 @@ class Block:
         return cls(tuple(steps), np.stack([step.row for step in steps]), weights)
 
     def scratch(self, rows: int) -> np.ndarray:
-        return np.empty(max(step.floats(rows) for step in self.steps), np.float32)
+        return np.empty(self._sizes(rows)[0], np.float32)
 
     def phases(self, rows: int) -> int:
-        return sum(step.phases(rows) for step in self.steps)
+        return self._sizes(rows)[1]
+
+    def _sizes(self, rows: int) -> tuple[int, int]:
+        """Floats of memory, and phases, for so many rows; asked for in every pass."""
+        if rows not in self._known:
+            floats = max(step.floats(rows) for step in self.steps)
+            self._known[rows] = floats, sum(step.phases(rows) for step in self.steps)
+        return self._known[rows]
 
 
 def layout_of(
