@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-KINDS = {
+KINDS = {  # named before anything was measured
     "summary": "Summarize this passage in two sentences:\n\n{}",
     "translation": "Translate this passage into French:\n\n{}",
     "question": "Read the passage, then answer the question.\n\nPassage: {}\n\nQuestion: What is "
     "the passage about, and what does it say the reader should do?",
 }
-_SHORTEST, _LONGEST = 220, 900  # characters of a passage
+_SHORTEST, _LONGEST = 180, 560  # characters of a passage
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,11 @@ def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineO
     if learn.learn is None:
         return
     learn.check_names(server.api_keys)
+    if server.allow_push:
+        raise ConfigError(
+            "--learn and --allow-push are given: both would swap the head, each over the other's. "
+            "Drop one."
+        )
     if not options.runs_head:
         raise ConfigError(
             f"--learn tunes the head, and --speculate {options.speculate} runs none. Drop one."

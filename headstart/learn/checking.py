@@ -57,17 +57,18 @@ class Checker:
 
     def __init__(self) -> None:
         self._serving: dict[str, Walked] = {}
+        self._learned: dict[str, Walked] = {}
 
-    def swapped(self) -> None:
-        """Another head serves."""
-        self._serving.clear()
+    def swapped(self, *, is_learned: bool) -> None:
+        """Another head serves: the one that was checked last, or any other."""
+        self._serving = self._learned if is_learned else {}
 
     def check(
         self, recent: Sequence[Record], base: Sequence[Record], *, serving: Walk, learned: Walk
     ) -> Verdict:
         records = [*recent, *base]
         self._serving |= serving([r for r in records if r.id not in self._serving])
-        found = learned(records)
+        found = self._learned = dict(learned(records))
         gains = [self._gain(part, found) for part in (recent, base)]
         kinds = sorted({record.category for record in recent})
         by_kind = {}

@@ -94,6 +94,18 @@ class LearnedHeads:
                 head.state = "serving"
         self._write()
 
+    def clear_unfinished(self) -> None:
+        """Drop what a server left that was killed between writing a head and serving it."""
+        unfinished = [head for head in self.heads if head.state == "ready"]
+        for head in unfinished:
+            head.state, head.note = "refused", "the server ended before it served"
+        if unfinished:
+            self._write()
+        known = {head.name for head in self.heads if head not in unfinished}
+        for path in self._folder.heads.glob("*"):
+            if path.is_dir() and path.name.isdigit() and path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
     def begin_anew(self) -> None:
         """None of them serves: the server was started with another head."""
         for head in self.heads:

@@ -92,7 +92,7 @@ class LearningLoop:
             self._training.adopt()
         else:
             self._training.serve(head)
-        self._checker.swapped()
+        self._checker.swapped(is_learned=is_offered)
         self._offered, self._failures = None, 0
 
     def refused(self) -> None:

@@ -46,6 +46,7 @@ class Learning:
         self.folder = Folder(options.learn)
         self._lock = self.folder.lock()
         self.heads = LearnedHeads(self.folder)
+        self.heads.clear_unfinished()
         self._excluded = frozenset(options.learn_not_for or ())
         self._kinds = Kinds()
         self.collector = Collector(self.folder, int(options.learn_gigabytes * 1e9))

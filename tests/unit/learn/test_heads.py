@@ -59,6 +59,20 @@ def test_a_refused_head_leaves_the_serving_one(folder: Folder) -> None:
     assert serving is not None and serving.name == first
 
 
+def test_what_a_killed_server_left_unfinished_is_cleared(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    first = add(heads, 1.5)
+    heads.serve(first)
+    ready = add(heads, 1.6)  # killed before it served
+    heads.path("0003").mkdir()  # killed before it was recorded
+    again = LearnedHeads(folder)
+    again.clear_unfinished()
+    there = {path.name for path in folder.heads.iterdir() if path.is_dir()}
+    assert there == {START, first}
+    assert again.serving is not None and again.serving.name == first
+    assert next(head for head in again.heads if head.name == ready).state == "refused"
+
+
 def test_newest_few_and_best_are_kept(folder: Folder) -> None:
     heads = LearnedHeads(folder)
     names = [add(heads, length) for length in (1.1, 1.9, 1.2, 1.3, 1.4, 1.5)]
