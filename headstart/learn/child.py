@@ -63,10 +63,11 @@ class Child:
         self._is_closed = True
         self.send(signal.SIGKILL)  # a stopped process takes no other
         self._process.wait()
+        self._thread.join(1.0)
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # it has ended
             self._process.stdin.write(line + "\n")
             self._process.stdin.flush()
 
@@ -86,6 +87,10 @@ class Child:
             except Exception:
                 _log.exception("learning: an event of the learner was lost")
         code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # half a line may wait in it
+                if pipe is not None:
+                    pipe.close()
         self.is_ready.set()
         if not self._is_closed:
             self._heard("gone", {"code": code})

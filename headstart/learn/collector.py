@@ -21,7 +21,7 @@ from headstart.learn.texts import Text
 
 _log = logging.getLogger("headstart.learn")
 _WRITE_SECONDS = 5.0
-_MOST_OF_KIND = 64  # answers of one kind between two writes
+_MOST_OF_KIND = 256  # answers of one kind between two writes
 _MOST_KINDS = 64
 _OVERFULL = 1.25  # of the space: the learner has not thinned out, so nothing is added
 _SAY_SECONDS = 600.0

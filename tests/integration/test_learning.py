@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.long_runs import long_only
 from support.server_runs import HTTP, served
 from support.server_threads import Running, wait_until
 from support.swapped_heads import Heads, heads_of
@@ -46,12 +47,14 @@ class Learner:
     server: Running
     learning: Learning
     folder: Folder
+    key: str | None = None
 
     def ask(self, number: int, **changes: Any) -> dict[str, Any]:
         prompt = [random.Random(number).randrange(6, 262) for _ in range(8)]
         body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "return_token_ids": True,
                 "ignore_eos": True, **changes}  # fmt: skip
-        answer = HTTP.post(f"{self.server.url}/v1/completions", json=body)
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        answer = HTTP.post(f"{self.server.url}/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
@@ -85,7 +88,7 @@ def learner(
     server = Running(Serving("small", own, make, listen(own), learning=learning))
     wait_until(lambda: server.status() == "ready", 90)
     try:
-        yield Learner(server, learning, Folder(folder))
+        yield Learner(server, learning, Folder(folder), keys[0] if keys else None)
     finally:
         for _ in range(2):
             if server._thread.is_alive():
@@ -93,11 +96,18 @@ def learner(
         server._thread.join(15)
 
 
-def test_a_weak_head_learns_is_swapped_and_serves_after_a_restart(
+def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "headstart.learn")
-    with learner(heads, tmp_path / "learn") as own:
+    folder = tmp_path / "learn"
+    with learner(
+        heads, folder, keys=["secret-a", "secret-b"], not_for=[key_name("secret-b")]
+    ) as own:
+        declined = own.ask(1000, headstart={"learn": False})["choices"][0]["token_ids"]
+        own.key = "secret-b"
+        excluded = own.ask(1001)["choices"][0]["token_ids"]
+        own.key = "secret-a"
         before = own.ask_many(0, 90)
         first = own.learning.serving_name
         own.wait(lambda: own.learning.numbers["swaps"] > 0)
@@ -107,19 +117,29 @@ def test_a_weak_head_learns_is_swapped_and_serves_after_a_restart(
         assert "headstart:learn_swaps_total" in page and "headstart:learn_collected_texts" in page
         name = own.learning.serving_name
         assert (own.learning.heads.path(name) / "config.json").is_file()
-    found = LearnedHeads(Folder(tmp_path / "learn"))
+    found = LearnedHeads(Folder(folder))
     assert found.serving is not None
     promise = found.serving.promise
     assert promise["recent"]["new"] > promise["recent"]["old"]
     assert any("serves instead of start" in record.getMessage() for record in caplog.records)
-    status = json.loads((tmp_path / "learn" / "status.json").read_text())
+    status = json.loads((folder / "status.json").read_text())
     assert status["state"] == "stopped" and status["collected"]["texts"] >= 90
-    with learner(heads, tmp_path / "learn") as again:
-        assert again.learning.serving_name == found.serving.name
-        assert again.ask_many(0, 8) == before[:8]
-    assert "learned heads remain" in forget(Folder(tmp_path / "learn"), heads=False)
+    lines = [
+        json.loads(line)
+        for path in (folder / "texts").iterdir()
+        for line in path.read_text().splitlines()
+    ]
+    kept = [line["answer"] for line in lines]
+    assert sorted(map(tuple, kept[:90])) == sorted(map(tuple, before))
+    assert declined not in kept and excluded not in kept
+    assert "secret" not in "".join(path.read_text() for path in folder.glob("*.*"))
+    again = Learning(LearnOptions(learn=folder), lambda path: pytest.fail("not started"))
+    assert again.serving_name == found.serving.name
+    again.close()
+    assert "learned heads remain" in forget(Folder(folder), heads=False)
 
 
+@long_only
 def test_a_head_that_is_worse_than_promised_is_taken_back(heads: Heads, tmp_path: Path) -> None:
     with learner(heads, tmp_path / "learn", fault="worse") as own:
         before = own.ask_many(0, 90)
@@ -131,6 +151,7 @@ def test_a_head_that_is_worse_than_promised_is_taken_back(heads: Heads, tmp_path
         assert own.ask_many(0, 8) == before[:8]
 
 
+@long_only
 def test_a_step_that_diverges_and_a_learner_that_is_killed_leave_the_head(
     heads: Heads, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,29 +165,6 @@ def test_a_step_that_diverges_and_a_learner_that_is_killed_leave_the_head(
         own.wait(lambda: "is started again" in caplog.text)
         assert own.ask_many(0, 8) == before[:8]
     assert "not a finite" in caplog.text or "the loss is nan" in caplog.text
-
-
-def test_what_declines_is_not_collected(heads: Heads, tmp_path: Path) -> None:
-    keys = ["secret-a", "secret-b"]
-    excluded = [key_name("secret-b")]
-    with learner(heads, tmp_path / "learn", keys=keys, not_for=excluded) as own:
-        for number, (key, is_kept) in enumerate(
-            [("secret-a", True), ("secret-a", False), ("secret-b", True)]
-        ):
-            answer = HTTP.post(
-                f"{own.server.url}/v1/completions", headers={"authorization": f"Bearer {key}"},
-                json={"prompt": [9, 9, number + 10], "max_tokens": 5, "ignore_eos": True,
-                      "headstart": {"learn": is_kept}},
-            )  # fmt: skip
-            assert answer.status_code == 200, answer.text
-        own.wait(lambda: own.learning.collector.counts.texts > 0)
-    lines = [
-        json.loads(line)
-        for path in (tmp_path / "learn" / "texts").iterdir()
-        for line in path.read_text().splitlines()
-    ]
-    assert [line["prompt"] for line in lines] == [[9, 9, 10]]
-    assert "secret" not in "".join(p.read_text() for p in (tmp_path / "learn").glob("*.*"))
 
 
 def test_nothing_of_learning_is_there_without_the_option(heads: Heads) -> None:
