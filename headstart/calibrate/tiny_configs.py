@@ -74,6 +74,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "o_groups": 2,
         "o_lora_rank": 64,
         "hc_mult": 4,
+        "intermediate_size": 64,  # no layer is dense; transformers takes it for an expert's
         "num_hash_layers": 1,
         "compress_ratios": [0, 4, 128, 0],
         "sliding_window": 128,

@@ -52,9 +52,10 @@ _INDEXER = parts("""
     attn.indexer.wq_b.weight           index_heads*index_dim   q_rank
     attn.indexer.weights_proj.weight   index_heads             hidden
 """)
-_SEES = {0: "sliding_attention", 4: "compressed_sparse_attention"}  # by compress_ratios
+_NEAR, _CHOSEN = "sliding_attention", "compressed_sparse_attention"
 _FAR = "heavily_compressed_attention"
-_RATES = {"compressed_sparse_attention": 4, _FAR: 128}
+_RATES = {_CHOSEN: 4, _FAR: 128}
+_SEES = {0: _NEAR, 1: _NEAR, 4: _CHOSEN, 128: _FAR}  # by compress_ratios
 
 
 def _sizes(fields: Fields) -> dict[str, int]:
@@ -70,8 +71,8 @@ def _seen(fields: Fields, layer: int) -> str:
     if isinstance(named, list) and layer < len(named):
         return str(named[layer])
     if isinstance(ratios, list) and layer < len(ratios):
-        return _SEES.get(ratios[layer], _FAR if ratios[layer] == 128 else str(ratios[layer]))
-    return _FAR if layer < 2 or layer % 2 == 0 else "compressed_sparse_attention"
+        return _SEES.get(ratios[layer], str(ratios[layer]))
+    return _FAR if layer < 2 or layer % 2 == 0 else _CHOSEN
 
 
 def _kind(fields: Fields, layer: int) -> str:
@@ -93,8 +94,8 @@ def _kinds(fields: Fields) -> Mapping[str, tuple[Part, ...]]:
     )
     heavy = _WINDOWS.format(at=at, wide="head_dim", dim="head_dim", size=far)
     attends = {
-        "sliding_attention": near,
-        "compressed_sparse_attention": near + parts(sparse + index) + _INDEXER,
+        _NEAR: near,
+        _CHOSEN: near + parts(sparse + index) + _INDEXER,
         _FAR: near + parts(heavy),
     }
     return {f"{a}/{f}": own + feed for a, own in attends.items() for f, feed in _FEEDS.items()}
@@ -104,13 +105,13 @@ def _normalised(fields: Fields) -> Fields:
     """One list of windows' sizes, and limits of all experts."""
     count = int(fields.get("num_hidden_layers") or 0)
     kinds = [_seen(fields, layer) for layer in range(count)]
-    if unknown := sorted({*kinds} - {*_SEES.values(), _FAR}):
+    if unknown := sorted({*kinds} - {*_SEES.values()}):
         raise UnsupportedFamily(
             f"layers see {some(unknown)} (layer_types, compress_ratios); the engine computes "
             "deepseek_v4 with windows of 4 (chosen) and 128 tokens, and without, as releases have."
         )
-    sizes = {"sliding_attention": 0, **_sizes(fields)}
-    if any(size < 1 for name, size in sizes.items() if name in _RATES):
+    sizes = {_NEAR: 0, **_sizes(fields)}
+    if any(sizes[name] < 1 for name in _RATES):
         raise BadConfig(f"compress_rates is {fields['compress_rates']!r}; expected sizes above 0.")
     rotated = fields.get("qk_rope_head_dim")
     if rotated is None and fields.get("partial_rotary_factor"):
@@ -123,7 +124,6 @@ def _normalised(fields: Fields) -> Fields:
         "swiglu_limits_shared": most,
         "num_key_value_heads": 1,
     }
-
 
 
 FAMILY = Family(
@@ -161,7 +161,7 @@ FAMILY = Family(
         hc_head.scale        1
     """),
     block=lambda fields: _BLOCK,
-    block_kind="sliding_attention/moe",
+    block_kind=f"{_NEAR}/moe",
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(
         prefixes=("",),

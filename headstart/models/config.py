@@ -289,7 +289,9 @@ def _windows(
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
     # layer_types mean something else there
-    if any(not kind.attends or kind.index != "none" or kind.mixer == "compressed" for kind in kinds):
+    if any(
+        not kind.attends or kind.index != "none" or kind.mixer == "compressed" for kind in kinds
+    ):
         return (None,) * len(kinds)
     return windows_by_layer(raw, len(kinds), has_windows=has_windows)
 

@@ -48,6 +48,7 @@ FAMILIES = {
     "hy_v4": ("sglang",),
     "glm5_next": ("sglang",),
     "qwen4_exp": ("sglang",),
+    "deepseek_v4": ("xllm", "sglang"),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

@@ -149,7 +149,7 @@ def soft(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     out = folder.parent / f"{folder.name}-soft"
 
     def flatten(own: dict[str, torch.Tensor]) -> None:
-        own["lm_head.weight"] *= 0.4
+        own["lm_head.weight" if "lm_head.weight" in own else "head.weight"] *= 0.4
 
     return out if out.exists() else edited(folder, out, change=flatten)
 
