@@ -121,7 +121,8 @@ KINDS = _table(
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
     (_either(NOT_NEGATIVE, _NUMBERS), "rope_theta partial_rotary_factors"),
     (NOT_NEGATIVE, """
-        compress_rope_theta rms_norm_eps layernorm_epsilon layer_norm_epsilon swa_rope_theta partial_rotary_factor
+        compress_rope_theta
+        rms_norm_eps layernorm_epsilon layer_norm_epsilon swa_rope_theta partial_rotary_factor
         swa_partial_rotary_factor routed_scaling_factor moe_router_scaling_factor
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
         beta_slow mscale mscale_all_dim attention_factor hc_eps hc_magnitude
@@ -136,7 +137,7 @@ KINDS = _table(
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
         chain_hidden_post_norm use_bias enable_ihc gated_mla learnable_sink
-        index_kpool_always_select_tail safe_gate
+        index_kpool_always_select_tail safe_gate zero_centered
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
@@ -157,7 +158,8 @@ KINDS = _table(
     (_list(_either(LAYERS, FLAG), "whole numbers"), "hybrid_layer_pattern"),
     (OBJECT, """
         text_config llm_config mtp_config attention_other_setting rope_parameters rope_scaling
-        linear_attn_config compress_rates trunk_config transformer_layer_config speculators_config auto_map
+        linear_attn_config compress_rates trunk_config transformer_layer_config speculators_config
+        auto_map
     """),
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),

@@ -244,8 +244,8 @@ FAMILY = Family(
         has_gpu_kernels=False,
     ),
     notes=(
-        "layers that see near tokens only rotate without YaRN, by rope_theta (transformers, SGLang, "
-        "llama.cpp, and here); vLLM of August 2026 stretches their positions as well",
+        "layers that see near tokens only rotate by rope_theta and without YaRN (transformers, "
+        "SGLang, llama.cpp, vLLM 0.32.0 and here); vLLM of 2026-08-22 stretches them, too",
         "the engine keeps what windows are made from, of every token: 3072 numbers in a layer that "
         "chooses windows, 1536 in one that sees all of them, 512 in others (V4 Flash)",
         "llama.cpp drafts with it from b10228 on",
