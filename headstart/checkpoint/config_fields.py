@@ -94,7 +94,7 @@ KINDS = _table(
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
-        ple_embed_dim
+        ple_embed_dim rotary_dim
     """),
     (_either(HEAD_SIZE, _PER_LAYER), """
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
@@ -137,13 +137,14 @@ KINDS = _table(
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
         chain_hidden_post_norm use_bias enable_ihc gated_mla learnable_sink
-        index_kpool_always_select_tail safe_gate zero_centered
+        index_kpool_always_select_tail safe_gate zero_centered use_rmsnorm use_qkv_bias norm_head
+        moe_router_enable_expert_bias
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
         moe_router_activation topk_method swa_attention_gate_type torch_dtype dtype rope_type
         quant_method speculators_model_type norm_type layernorm_type type
-        gated_attention_proj_granularity_type attention_projection_layout gating_type
+        gated_attention_proj_granularity_type attention_projection_layout gating_type score_function
     """),
     (_either(TEXT, _list(LAYERS, "layer numbers")), "moe_layers_enum"),
     (_either(TEXT, TEXTS), "mtp_layer_types index_topk_pattern"),

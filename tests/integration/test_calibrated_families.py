@@ -17,7 +17,7 @@ FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
     "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5",
-    "mellum", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4",
+    "mellum", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4", "bailing_moe_v2",
 )  # fmt: skip
 
 

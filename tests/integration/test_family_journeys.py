@@ -42,6 +42,7 @@ FAMILIES = {
     "step3p5": (),
     "nemotron_h": (),
     "bailing_moe_v3": ("sglang", "speculators"),
+    "bailing_moe_v2": ("sglang", "speculators"),
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
     "mellum": (),
