@@ -171,7 +171,7 @@ def _v2_normalised(fields: Fields) -> Fields:
     found: dict[str, Any] = {}
     if fields.get("rotary_dim") and fields.get("head_dim"):
         found["partial_rotary_factor"] = fields["rotary_dim"] / fields["head_dim"]
-    return found | _shared_width(fields)
+    return {**found, **_shared_width(fields)}
 
 
 def _shared_width(fields: Fields) -> Fields:
