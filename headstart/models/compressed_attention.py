@@ -16,13 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from headstart.models.attention import EntryContext, Seen, attend_allowed
+from headstart.models.attention import EntryContext, Seen
 from headstart.models.compressed_config import CompressedConfig
 from headstart.models.indexer import IndexRows, best_of, scores_of
 from headstart.models.linear import Linear
 from headstart.models.norm import Norm
 from headstart.models.ragged import chained_attention
 from headstart.models.rope import RopeConfig, Rotation, rotate, shared_table
+from headstart.models.row_attention import attend_allowed
 
 # Scores of all heads that are in memory at one time.
 _SCORES = 1 << 23

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.long_runs import long_only
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.data.dataset import Dataset
@@ -66,6 +67,7 @@ def done(place: Path) -> Path:
     return place
 
 
+@long_only
 def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

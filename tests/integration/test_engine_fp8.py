@@ -10,7 +10,7 @@ import torch
 from support.engine_runs import assert_head_is_alive, ids_of
 from support.kernel_runs import SIZES, few_programs
 from support.kernel_sizes import LATENT
-from support.long_runs import unless_long
+from support.long_runs import long_only, unless_long
 from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 
@@ -90,8 +90,8 @@ def test_products_are_rounded_a_little(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     ("form", "sizes", "prompt"),
     [
-        ("fp8-block", BLOCKS, [47, 47]), ("awq", GROUPS, [20, 47]),
-        *unless_long([], [("gptq-sorted", GROUPS, [20, 47])]),
+        ("fp8-block", BLOCKS, [47, 47]),
+        *unless_long([], [("awq", GROUPS, [20, 47]), ("gptq-sorted", GROUPS, [20, 47])]),
     ],
 )  # fmt: skip
 def test_drafts_change_nothing_in_checkpoints_as_they_are_stored(
@@ -121,8 +121,8 @@ EXPERTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("glm4_moe", "awq"), ("deepseek_v3", "fp8-block"),
-     *unless_long([], [("glm4_moe", "fp8-row")])],
+    [("glm4_moe", "awq"),
+     *unless_long([], [("deepseek_v3", "fp8-block"), ("glm4_moe", "fp8-row")])],
 )  # fmt: skip
 def test_experts_run_as_they_are_stored(
     family: str, form: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -146,6 +146,7 @@ def test_experts_run_as_they_are_stored(
     assert_head_is_alive(found[-1])
 
 
+@long_only
 def test_fp8_rounds_plain_experts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the router, the embedding and the LM head."""
     few_programs(monkeypatch)

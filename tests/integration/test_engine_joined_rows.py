@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.long_runs import long_only, unless_long
 import torch
 from support.tiny_fixture import Tiny
 from torch import Tensor
@@ -161,7 +162,7 @@ def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
     assert done[:2] == (["text", "masks"] if is_drafting else ["masks", "text"])
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", unless_long(["latents"], list(MODELS)))
 def test_their_texts_are_those_of_the_plain_engine(
     kind: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +183,7 @@ def test_their_texts_are_those_of_the_plain_engine(
     assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 37 + 3
 
 
+@long_only
 def test_texts_are_the_same_where_contexts_begin_alike(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ LONG = [
 
 @pytest.mark.parametrize(
     ("family", "drafts", "batch"),
-    unless_long([("deepseek_v3", 3, 18), ("glm_moe_dsa", 2, 512)], LONG),
+    unless_long([("glm_moe_dsa", 2, 512)], LONG),
 )
 def test_texts_and_acceptance_are_those_of_the_plain_engine(
     family: str, drafts: int, batch: int, tiny: Tiny

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.long_runs import long_only
 from support.markov_model import write_answers, write_model
 
 from headstart.checkpoint.reader import Checkpoint
@@ -46,6 +47,7 @@ def test_a_grafted_head_learns_all_there_is_to_learn(inputs: Path, tmp_path: Pat
     assert outcome.after["acceptance_length"] > 0.95 * best
 
 
+@long_only
 def test_both_recipes_improve_a_stock_head_at_depths_2_and_3(inputs: Path, tmp_path: Path) -> None:
     """A stock head was trained for one guess, and is worse at each further one."""
     tuned(inputs, tmp_path / "stock", num_depths=1, loss="ce", epochs=1, learning_rate=5e-4)

@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterable
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 IS_LONG = os.environ.get("HEADSTART_TEST_LONG") == "1"
+# For what takes many seconds and is also shown by quicker tests, or is no part of the product.
+long_only = pytest.mark.skipif(not IS_LONG, reason="runs in `make test-long`")
 
 
 def unless_long(usual: T, long: T) -> T:

@@ -39,13 +39,17 @@ class HostCorrections:
     def __init__(self) -> None:
         self._common, self._count, self._noise = 0.0, 0, _NOISE
         self._own: dict[Hashable, _Own] = {}
+        self._factors: dict[Hashable, float] = {}  # a choice asks for few of them very often
 
     def factor(self, key: Hashable) -> float:
-        own = self._own.get(key)
-        return math.exp(self._common + (0.0 if own is None else own.value))
+        if key not in self._factors:
+            own = self._own.get(key)
+            self._factors[key] = math.exp(self._common + (0.0 if own is None else own.value))
+        return self._factors[key]
 
     def observe(self, key: Hashable, ratio: float) -> None:
         """Something took `ratio` times as long as predicted."""
+        self._factors.clear()
         own = self._own.setdefault(key, _Own())
         self._count += 1
         rest = math.log(ratio) - self._common - own.value

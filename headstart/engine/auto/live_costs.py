@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from headstart.engine.auto.corrections import DeviceCorrections, HostCorrections
@@ -59,18 +60,24 @@ class LiveCosts:
 
         `captured_size` tells how large the captured round for a number of requests is.
         """
-        self.table, self.uniform = table, uniform
+        self.uniform = uniform
+        self.use(table)
         self._captured_size = captured_size
         # A device's own clock can be trusted; that of the host has bad spells.
         self._corrections: DeviceCorrections | HostCorrections = (
             DeviceCorrections() if uniform else HostCorrections()
         )
-        self._looked_up: dict[tuple[int, int, int], float] = {}
         self._overhead = 0.0  # seconds of a round besides its passes, where the host drives it
         # A draft that was not made must promise this much more, one that was this much less. With
         # one K for all it is the K that stays, by the speed of whole rounds.
         self.hysteresis = 0.0 if uniform else 0.05
         self._last_k = 0
+
+    def use(self, table: RoundCosts) -> None:
+        """Costs as profiled; every round asks for many of the same."""
+        self.table = table
+        self._verify, self._draft = cache(table.verify_seconds), cache(table.draft_seconds)
+        self._start = cache(table.start_seconds)
 
     def seconds(self, batch: int, num_drafts: int, context: int = 0) -> float:
         """A round in which every request drafts as much; `context` counts tokens of all requests.
@@ -116,16 +123,13 @@ class LiveCosts:
         factor = self._corrections.factor(self._verify_key(batch, rows))
         if self.table.context:
             return self.table.verify_seconds(batch, rows, context) * factor
-        key = (id(self.table), batch, rows)  # every round asks for many of the same
-        if key not in self._looked_up:
-            self._looked_up[key] = self.table.verify_seconds(batch, rows)
-        return self._looked_up[key] * factor
+        return self._verify(batch, rows) * factor
 
     def draft_seconds(self, batch: int) -> float:
-        return self.table.draft_seconds(batch) * self._corrections.factor(self._draft_key(batch))
+        return self._draft(batch) * self._corrections.factor(self._draft_key(batch))
 
     def start_seconds(self, batch: int) -> float:
-        return self.table.start_seconds(batch) * self._corrections.factor(self._draft_key(batch))
+        return self._start(batch) * self._corrections.factor(self._draft_key(batch))
 
     def _drafting(self, active: Sequence[int]) -> float:
         """Seconds of all draft steps; `active` are the numbers of requests at each depth."""

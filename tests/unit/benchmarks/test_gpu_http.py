@@ -15,7 +15,7 @@ from over_http.report import markdown
 from over_http.rows import Row, rows
 from over_http.servers import Settings, command
 from over_http.summary import counted, counters, percentile, summary, tokens_between
-from support.long_runs import unless_long
+from support.long_runs import long_only, unless_long
 from support.server_runs import VOCAB, write_tokenizer
 
 from headstart.calibrate.calibrated import write_calibrated
@@ -173,6 +173,7 @@ def test_the_client_takes_what_a_server_streams() -> None:
     assert found["streams"] == 4 and found["events_per_second"] > 0
 
 
+@long_only
 @pytest.mark.usefixtures("quick_processes")
 def test_our_server_is_measured_with_every_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from support.long_runs import long_only
 import torch
 
 pytest.importorskip("triton")
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 WAYS = {"kernel 64", "plain"}
 
 
+@long_only
 def test_everything_is_timed_and_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,6 +39,7 @@ def test_everything_is_timed_and_told_in_one_line(
     assert min(found["sort_us"].values()) > 0
 
 
+@long_only
 def test_both_ways_of_few_rows_are_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

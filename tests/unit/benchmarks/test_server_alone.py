@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.long_runs import long_only
 import server_alone
 from support.server_runs import VOCAB, write_tokenizer
 
@@ -14,6 +15,7 @@ from headstart.calibrate.calibrated import write_calibrated
 from headstart.calibrate.given_tokenizer import read_tokenizer
 
 
+@long_only
 def test_the_server_passes_on_what_nothing_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -145,7 +145,8 @@ def test_a_small_advantage_changes_nothing() -> None:
         turns = iter(range(10**7))
         accept: dict[Request, Accept] = {one: lambda depth, t=turns: depth < 1 and next(t) % 3 > 0}  # type: ignore[misc]
         play(own, [one], 150, accept)
-        own._costs.table = own._greedy_costs.table = linear(0.3, 0.35)
+        assert own._costs is not None and own._costs is own._greedy_costs
+        own._costs.use(linear(0.3, 0.35))
         history = [k["a"] for k in play(own, [one], 50, accept)]
         chosen[first] = max(set(history), key=history.count)
     assert chosen == {0.5: 1, 2.0: 0}
