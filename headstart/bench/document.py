@@ -153,12 +153,14 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
         first + (f" ({len(others)} more, see `runs` in --json or --out)" if others else "")
         for first, *others in alike.values()
     ]
-    late = [run.lag.p99_seconds for run in runs if not run.is_valid]
+    late = [run.lag for run in runs if not run.is_valid]
     if late:
         notes.append(
             f"invalid: in {len(late)} of {len(runs)} runs the load generator was late by up to "
-            f"{1e3 * max(late):.1f} ms (99th percentile), so its own delays are in the times. Use "
-            "a quieter machine, or measure from another one"
+            f"{1e3 * max(lag.p99_seconds for lag in late):.1f} ms (99th percentile; "
+            f"{1e3 * min(lag.limit_seconds for lag in late):.1f} ms would do), so its own delays "
+            "are in the times. Leave it a core (one thread fewer for the server: --server-flags "
+            "'--threads N'), ask fewer streams at once, or measure from another machine"
         )
     return notes
 

@@ -44,8 +44,8 @@ def make_page(document: dict[str, Any]) -> Page:
     page = Page("Benchmark with and without MTP", f"{model}, {document['created']}")
     if not document["is_valid"]:
         page.text(
-            "INVALID: the load generator was late, so its own delays are in the times. Measure "
-            "again on a quieter machine, or from another one."
+            "INVALID: the load generator was late, so its own delays are in the times. The notes "
+            "say what to change."
         )
     for sentence in document["advice"]:
         page.text(sentence)

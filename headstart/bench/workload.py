@@ -59,11 +59,17 @@ class WorkloadOptions:
         default=None, metadata={"help": f"default: the file once, else {_DEFAULT_REQUESTS}"}
     )
     input_tokens: str | None = field(
-        default=None, metadata={"help": "made-up prompts of this length: 2500, or 100-500"}
+        default=None,
+        metadata={
+            "help": f"made-up prompts of this length: 2500, or 100-500; default: {_DEFAULT_INPUT}"
+        },
     )
     output_tokens: str | None = field(
         default=None,
-        metadata={"help": "most tokens of an answer: 256, 100-500, or `file`: as long as its own"},
+        metadata={
+            "help": "most tokens of an answer: 256, 100-500, or `file`: as long as its own; "
+            f"default: {_DEFAULT_OUTPUT}"
+        },
     )
     api: Api | None = field(
         default=None,

@@ -69,9 +69,11 @@ def write_calibrated(
     agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=tokens)
     margin = smallest_margin(agreement)
     if margin < _LEAST_MARGIN:
+        enough = None if tokenizer is not None else _enough(config, len(tokens), rate, seed)
         raise ConfigError(
             f"with hidden {hidden} and {len(tokens)} tokens the decisions are only {margin:.3f} "
-            "apart, too close for low precision. Use a larger hidden size or fewer --active tokens."
+            "apart, too close for low precision. Use a larger hidden size"
+            + ("." if enough is None else f", or --active {enough}, which would do.")
         )
     tensors = calibrated_tensors(
         config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, agreement=agreement
@@ -109,6 +111,16 @@ def write_calibrated(
         "bytes": sum(source.num_bytes for source in tensors.values()),
     }
     return {**facts, **sizes}
+
+
+def _enough(config: Mapping[str, Any], count: int, rate: float, seed: int) -> int | None:
+    """Fewer tokens whose decisions are far enough apart: half as many until they are."""
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    while (count := count // 2) >= _LEAST_TOKENS:
+        tried = make_agreement(vocab, hidden, rate=rate, seed=seed, active=count)
+        if smallest_margin(tried) >= _LEAST_MARGIN:
+            return count
+    return None
 
 
 def _tokens_in_use(

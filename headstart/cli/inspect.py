@@ -42,6 +42,7 @@ def run(
     from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.heads.predicted import with_predicted
     from headstart.launch import commands_for
+    from headstart.launch.own import own_command
 
     if not probe and (probe_text is not None or head is not None):
         raise ConfigError("--probe-text and --head belong to --probe; add it.")
@@ -59,7 +60,7 @@ def run(
             show_standalone(standalone)
         return
     report = with_predicted(inspect(checkpoint, model_type))
-    engines = commands_for(report)
+    engines = {"headstart": own_command(report), **commands_for(report)}
     is_apart = report.family is not None and report.family.is_probed_apart
     if is_apart and head is not None:
         raise ConfigError(f"--head is {head}; {model} can only be probed with its own head.")

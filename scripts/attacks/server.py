@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attacks import routes
 from attacks.grammars import hostile_grammars
 from attacks.outcome import Outcome, support
 
@@ -25,6 +26,14 @@ _MOST_SECONDS = 5.0  # of a scrape, of /health, or of a short chat beside made-u
 _MOST_GROWTH = 65_536  # bytes of /metrics
 _KEY = "sk-attacked-5b1f0c2d9e"
 _HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {_KEY}"}
+_PATHS = (
+    "/v1/chat/completions",
+    "/health",
+    "/v1/messages",
+    "/server_info",
+    "/v1/responses",
+    "/load",
+)
 _ASKED = {"prompt": "abc", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 LOOPING = """{%- set said = messages[0].content -%}
 {%- if said == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}
@@ -117,7 +126,7 @@ def _made_up_methods(host: str, number: int, outcome: Outcome) -> None:
     size = len(get(host, "/metrics")[1])
     connection = http.client.HTTPConnection(host, timeout=60)
     for at in range(number):
-        connection.request(f"M{at}", ("/v1/chat/completions", "/health")[at % 2])
+        connection.request(f"M{at}", _PATHS[at % len(_PATHS)])
         response = connection.getresponse()
         response.read()
         outcome.ends[str(response.status)] += 1
@@ -126,24 +135,6 @@ def _made_up_methods(host: str, number: int, outcome: Outcome) -> None:
     connection.close()
     if (growth := len(get(host, "/metrics")[1]) - size) > _MOST_GROWTH:
         outcome.broken.append(f"/metrics has grown by {growth} bytes")
-
-
-def keys(host: str, outcome: Outcome) -> None:
-    """The key where it belongs, elsewhere, and nearly right: it may be in no line of the log."""
-    given: list[tuple[int, dict[str, str]]] = [
-        (200, {"Authorization": f"Bearer {_KEY}"}), (401, {"Authorization": f"Basic {_KEY}"}),
-        (401, {"Authorization": f"Bearer {_KEY}x"}), (401, {"User-Agent": _KEY, "Referer": _KEY}),
-        (401, {"Authorization": f"Bearer {_KEY[:-1]}"}), (401, {"Cookie": _KEY}), (401, {}),
-    ]  # fmt: skip
-    for wanted, headers in given:
-        for path in ("/v1/models", f"/v1/models?api_key={_KEY}"):
-            connection = http.client.HTTPConnection(host, timeout=60)
-            connection.request("GET", path, headers=headers)
-            found = connection.getresponse().status
-            connection.close()
-            outcome.ends[str(found)] += 1
-            if found != wanted:
-                outcome.broken.append(f"{headers} at {path}: {found}, expected {wanted}")
 
 
 def bodies(host: str, asked: list[tuple[str, bytes]], outcome: Outcome) -> None:
@@ -180,14 +171,18 @@ def half_requests(host: str, number: int, outcome: Outcome) -> None:
 
 
 def chats(host: str, number: int, outcome: Outcome) -> None:
-    """Conversations for which the model's template never ends."""
+    """Conversations for which the model's template never ends, by all routes that have one."""
 
     def one(at: int) -> None:
-        messages = [{"role": "user", "content": ("loop", "power")[at % 2]}]
-        status, body = post(host, "/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+        content = ("loop", "power")[at % 2]
+        messages = [{"role": "user", "content": content}]
+        asked = {"messages": messages, "max_tokens": 2}
+        ways = [("/v1/chat/completions", json.dumps(asked).encode()), *routes.looping(content)]
+        path, sent = ways[at // 2 % len(ways)]
+        status, body = post(host, path, json.loads(sent))
         outcome.ends[str(status)] += 1
         if status not in (400, 503) or b"Traceback" in body:
-            outcome.broken.append(f"a looping template: {status} {body[:100]!r}")
+            outcome.broken.append(f"a looping template at {path}: {status} {body[:100]!r}")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(one, range(number)))
@@ -208,23 +203,23 @@ def attack_server(
     ]  # fmt: skip
     hostile = [(path, body) for path, body, _ in attack_bodies.BODIES.values()]
     attacks: dict[str, Callable[[str, Outcome], None]] = {
-        "keys": keys,
+        "keys": lambda host, o: routes.keys(host, _KEY, o),
         "made-up methods": lambda host, o: methods(host, counts["methods"], o),
         "hostile bodies": lambda host, o: bodies(host, hostile, o),
         "hostile grammars": lambda host, o: bodies(host, grammars, o),
+        "other APIs: hostile bodies": lambda host, o: bodies(host, [*routes.hostile_bodies()], o),
+        "other APIs: hostile grammars": lambda host, o: bodies(
+            host, [*routes.hostile_formats()], o
+        ),
+        "routes without a key": lambda host, o: routes.without_key(host, o, rounds=5),
+        "settings and cache": lambda host, o: routes.settings(host, _HEADERS, o, rounds=20),
         "half requests": lambda host, o: half_requests(host, counts["connections"], o),
         "templates that loop": lambda host, o: chats(host, counts["chats"], o),
     }
     flags = (
-        "--api-key",
-        _KEY,
-        "--max-template-seconds",
-        "1",
-        "--max-grammar-seconds",
-        "5",
-        "--max-model-len",
-        "512",
-    )
+        "--api-key", _KEY, "--max-template-seconds", "1", "--max-grammar-seconds", "5",
+        "--max-model-len", "512", "--served-model-name", "attacked",
+    )  # fmt: skip
     outcomes = []
     with runs.running(folder, "--speculate", "0", *flags) as server:
         host = server.url.removeprefix("http://")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from headstart.bench.environment import processor_name
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs" / "clients.md"
@@ -33,6 +36,8 @@ CLIENTS = {
     "openai_agents": ["openai-agents"],
     "instructor": ["instructor", "openai"],
     "pydantic_ai": ["pydantic-ai-slim[openai]"],
+    "langchain": ["langchain-openai"],
+    "smolagents": ["smolagents[openai]"],
     "lm_eval": ["lm_eval[api]"],
 }
 FEATURES = ("text", "stream", "second turn", "tools", "schema", "log-probabilities")
@@ -110,8 +115,9 @@ def main() -> None:
     if asked.write:
         before, _, rest = DOCS.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        date = time.strftime("%Y-%m-%d")
-        DOCS.write_text(f"{before}{BEGIN}\n\nTried on {date}:\n\n{made}\n\n{END}{after}")
+        where = f"on {len(os.sched_getaffinity(0))} cores of an {processor_name()}"
+        said = f"Tried on {time.strftime('%Y-%m-%d')} {where}, Python {platform.python_version()}:"
+        DOCS.write_text(f"{before}{BEGIN}\n\n{said}\n\n{made}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

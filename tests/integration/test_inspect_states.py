@@ -550,7 +550,7 @@ def test_the_json_of_inspect_has_the_agreed_keys(
     keys = ("state", "modules", "tensors", "missing", "bytes", "dtype", "shares")
     assert set(keys) < set(document["head"])
     assert document["head"]["kv_bytes_per_token"] > 0
-    for engine in ("vllm", "sglang", "trtllm", "xllm"):
+    for engine in ("headstart", "vllm", "sglang", "trtllm", "xllm"):
         answer = document["engines"][engine]
         assert answer["command"] or answer["reason"]
     assert str(model) in document["engines"]["vllm"]["command"]

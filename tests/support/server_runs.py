@@ -39,7 +39,7 @@ TEMPLATE = (
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())  # bytes, as the tokenizer writes them
 # Space, newline, tab, return: a model of no sense likes them wherever a grammar allows any.
 BLANKS = [len(SPECIAL) + ALPHABET.index(char) for char in "\u0120\u010a\u0109\u010d"]
-_READY_SECONDS = 60
+_READY_SECONDS = 180  # a limit for what hangs: importing torch takes a minute on a busy machine
 # One for all: httpx.get() and its like read all certificates of the system, every time.
 HTTP = httpx.Client(
     verify=False, timeout=60, limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)

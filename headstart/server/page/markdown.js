@@ -112,39 +112,93 @@ function cellsOf(line) {
   return cells;
 }
 
-// What stands inside a line: code, bold, italic, struck out, links. First match wins.
-const SPANS = [
-  { name: "code", pattern: /(`+)([^`]|[^`].*?[^`])\1(?!`)/, at: (m) => m[1].length, plain: true },
-  { name: "strong", pattern: /\*\*(?=\S)(.+?\S?)\*\*/, at: () => 2 },
-  { name: "strong", pattern: /(?<!\w)__(?=\S)(.+?)__(?!\w)/, at: () => 2 },
-  { name: "em", pattern: /\*(?=[^\s*])(.+?)\*(?!\*)/, at: () => 1 },
-  { name: "em", pattern: /(?<!\w)_(?=[^\s_])(.+?)_(?!\w)/, at: () => 1 },
-  { name: "del", pattern: /~~(?=\S)(.+?)~~/, at: () => 2 },
-  { name: "a", pattern: /!?\[([^\[\]\n]*)\]\((https?:\/\/[^\s()<>]+)\)/, at: (m) => (m[0][0] === "!" ? 2 : 1), href: (m) => m[2] },
-];
+// What stands inside a line, as nested {name, from, to, begin, end, spans}: places of the whole,
+// marks included, and of what is between them. One walk over the line: what closes a mark is looked
+// for once, and a mark that nothing closes is not looked for again. Code binds before the rest, and a
+// mark encloses none of its own kind, so that depth is bounded too.
+const MARK = /`+|\*+|_+|~+|!?\[/g;
+const LINK = /!?\[([^\[\]\n]*)\]\((https?:\/\/[^\s()<>]+)\)/y;
+const NAMES = { 1: "em", 2: "strong" };
+const isWord = (char) => /[\p{L}\p{N}_]/u.test(char);
+const isBlank = (char) => !char.trim();
 
-function inline(place, line, write) {
-  let { text, from } = line;
-  while (text) {
-    let first = null;
-    for (const span of SPANS) {
-      const match = span.pattern.exec(text);
-      if (match && (!first || match.index < first.match.index)) first = { span, match };
-    }
-    if (!first) break;
-    const { span, match } = first;
-    write(place, from, from + match.index);
-    const element = document.createElement(span.name);
-    const begin = match.index + span.at(match), inner = span.plain ? match[2] : match[1];
-    if (span.href) link(element, span.href(match));
-    if (span.plain) write(element, from + begin, from + begin + inner.length);
-    else inline(element, { text: inner, from: from + begin }, write);
-    place.append(element);
-    const end = match.index + match[0].length;
-    text = text.slice(end);
-    from += end;
+export function spansOf(text) {
+  const [codes, bare] = codesOf(text);
+  return spansBetween(bare, codes, 0, text.length);
+}
+
+// Code by where it begins, and the text with backticks in place of code: no mark is found in there.
+function codesOf(text) {
+  const runs = [...text.matchAll(/`+/g)].map((m) => ({ at: m.index, size: m[0].length }));
+  const last = new Map(runs.map((run, number) => [run.size, number])), codes = new Map();
+  let bare = "", from = 0;
+  for (let number = 0; number < runs.length; number++) {
+    const { at, size } = runs[number];
+    if (last.get(size) === number) continue;
+    let close = number + 1;
+    while (runs[close].size !== size) close++;
+    const end = runs[close].at, to = end + size;
+    codes.set(at, { name: "code", from: at, to, begin: at + size, end, spans: [] });
+    bare += text.slice(from, at) + "`".repeat(to - at);
+    from = to;
+    number = close;
   }
-  write(place, from, from + text.length);
+  return [codes, bare + text.slice(from)];
+}
+
+function spansBetween(text, codes, from, to) {
+  const found = [], open = new Set(); // kinds that nothing closes any more
+  const walk = new RegExp(MARK);
+  walk.lastIndex = from;
+  for (let mark; (mark = walk.exec(text)) && mark.index < to;) {
+    const span = codes.get(mark.index) ?? linkAt(text, mark, to) ?? emphasis(text, mark[0], mark.index, from, to, open);
+    if (!span) continue;
+    if (span.name !== "code") span.spans = spansBetween(text, codes, span.begin, span.end);
+    found.push(span);
+    walk.lastIndex = span.to;
+  }
+  return found;
+}
+
+function linkAt(text, mark, to) {
+  if (!mark[0].endsWith("[")) return null;
+  LINK.lastIndex = mark.index;
+  const match = LINK.exec(text);
+  if (!match || LINK.lastIndex > to) return null;
+  const begin = mark.index + mark[0].length;
+  return { name: "a", from: mark.index, to: LINK.lastIndex, begin, end: begin + match[1].length, href: match[2] };
+}
+
+// Bold, italic, bold italic or struck out. A longer row of marks is text.
+function emphasis(text, marks, at, from, to, open) {
+  const [char] = marks, size = Math.min(marks.length, 2), kind = char.repeat(size);
+  const name = char === "~" ? { 2: "del" }[marks.length] : marks.length <= 3 && NAMES[size];
+  const begin = at + size, inWord = char === "_" && at > from && isWord(text[at - 1]);
+  if (!name || "`[!".includes(char) || inWord || at + marks.length >= to || isBlank(text[at + marks.length]) || open.has(kind)) return null;
+  const row = new RegExp(`\\${char}+`, "g");
+  row.lastIndex = at + marks.length;
+  for (let close; (close = row.exec(text)) && close.index < to;) {
+    const after = Math.min(close.index + close[0].length, to), count = after - close.index;
+    const closes = char === "~" ? count === 2 : count === size || count === 3;
+    const ends = !isBlank(text[close.index - 1]) && !(char === "_" && after < to && isWord(text[after]));
+    if (closes && ends) return { name, from: at, to: after, begin, end: after - size };
+  }
+  open.add(kind);
+  return null;
+}
+
+function inline(place, line, write) { writeSpans(place, spansOf(line.text), 0, line.text.length, line.from, write); }
+
+function writeSpans(place, spans, from, to, offset, write) {
+  for (const span of spans) {
+    write(place, offset + from, offset + span.from);
+    const element = document.createElement(span.name);
+    if (span.href) link(element, span.href);
+    writeSpans(element, span.spans, span.begin, span.end, offset, write);
+    place.append(element);
+    from = span.to;
+  }
+  write(place, offset + from, offset + to);
 }
 
 function link(element, address) {

@@ -13,13 +13,16 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from client_report import report
+from client_report import SCHEMA, report
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 URL = sys.argv[1]
 set_tracing_disabled(True)
-SMALL = ModelSettings(max_tokens=8)
+# The client takes an answer that max_tokens cut for a failure; one by a schema ends by itself.
+SMALL = ModelSettings(
+    max_tokens=200, extra_body={"text": {"format": {"type": "json_schema", **SCHEMA}}}
+)
 CALLED = []
 
 

@@ -50,3 +50,15 @@ def test_messages_can_be_put_to_what_was_written(tmp_path: Path) -> None:
         {"role": "user", "content": "t3 t31 hello t32"},
     ]
     assert reader.read(messages) == [9, 3, 31, 0, 0]
+
+
+def test_too_many_tokens_for_the_hidden_size_are_told_how_many_would_do(tmp_path: Path) -> None:
+    large = SHAPE.replace("vocab=32", "vocab=4000")
+    with pytest.raises(
+        ConfigError, match=r"too close .* or --active (\d+), which would do"
+    ) as told:
+        run(shape=large, acceptance=0.5, dry_run=True)
+    enough = int(str(told.value).rsplit("--active ", 1)[1].split(",")[0])
+    run(shape=large, acceptance=0.5, active=enough, dry_run=True)
+    with pytest.raises(ConfigError, match=r"only .* apart"):
+        run(shape=large, acceptance=0.5, active=4 * enough, dry_run=True)
