@@ -23,8 +23,9 @@ LAYERS = [
     {"heads"},
     {"models"},
     {"backends"},
-    {"simulate"},
+    {"simulate", "vllm_plugin"},
     {"launch", "engine", "push", "quantize", "train"},
+    {"learn"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
     {"doctor"},
@@ -32,11 +33,13 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "backends", "simulate", "engine", "quantize", "train", "server",
+    "sampling", "models", "backends", "simulate", "engine", "quantize", "train", "learn", "server",
+    "vllm_plugin",
 }  # fmt: skip
 # Where a model type may be named outside of families/: files, names (None: all), reason.
 NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("heads/formats/", None, "formats of other projects, which are defined by model type"),
+    ("vllm_plugin/", None, "classes of vLLM's, which are made for families"),
     ("launch/", None, "options of other engines, which depend on the model type"),
     ("calibrate/tiny_", None, "configs for tests: one for each model type"),
     ("calibrate/shapes", None, "configs of released sizes"),

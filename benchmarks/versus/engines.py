@@ -99,8 +99,8 @@ class Vllm:
     """vLLM's offline engine."""
 
     def __init__(self, settings: dict[str, Any]):
-        from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
-        from vllm.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+        from vllm import LLM, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
 
         drafts = settings["drafts"]
         speculative = {"method": "mtp", "num_speculative_tokens": drafts} if drafts else None

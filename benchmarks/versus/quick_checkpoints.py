@@ -19,17 +19,25 @@ from headstart.heads.quantized_copy import PROJECTIONS, quantized_copy
 Key = tuple[str, str, str, tuple[int, ...]]  # module, parameter, dtype, shape
 
 
-def write_quickly(shape: str, weights: str | None, out: Path, *, rate: float, active: int) -> None:
-    """Write `shape` with its projections in the format `weights`; None: as they are."""
-    write_calibrated(
-        shape, rate, out, active=active, stored_as=partial(_stored, weights=weights),
-        overwrite=True,
-    )  # fmt: skip
+def write_quickly(
+    shape: str, weights: str | None, out: Path, *, rate: float, active: int, without: str = "\0"
+) -> None:
+    """Write `shape` with its projections in the format `weights`; None: as they are.
+
+    Tensors whose names begin with `without` are left out.
+    """
+    stored_as = partial(_stored, weights=weights, without=without)
+    write_calibrated(shape, rate, out, active=active, stored_as=stored_as, overwrite=True)
 
 
 def _stored(
-    config: dict[str, Any], tensors: Mapping[str, TensorSource], *, weights: str | None
+    config: dict[str, Any],
+    tensors: Mapping[str, TensorSource],
+    *,
+    weights: str | None,
+    without: str,
 ) -> tuple[dict[str, Any], dict[str, TensorSource]]:
+    tensors = {name: source for name, source in tensors.items() if not name.startswith(without)}
     if weights is not None:
         config, tensors = quantized_copy(config, tensors, weights)
     first: dict[Key, TensorSource] = {}

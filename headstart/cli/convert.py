@@ -31,10 +31,11 @@ def run(
     draft_vocab: DraftVocab = None,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.cli.writing import carry_out
+    from headstart.cli.writing import carry_out, check_name
     from headstart.heads.export import plan_convert
     from headstart.heads.formats import open_head, open_model, open_target
 
+    check_name(to, writing.out)
     lender = open_model(local_folder(model)) if model else None
     source = open_head(local_folder(head), model_type)
     operation = plan_convert(

@@ -40,7 +40,7 @@ def run(
     ] = None,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.cli.writing import carry_out
+    from headstart.cli.writing import carry_out, check_name
     from headstart.heads.export import plan_export
     from headstart.heads.formats import head_in, open_target
 
@@ -48,6 +48,7 @@ def run(
     if folder is None:
         raise typer.BadParameter("give the checkpoint (MODEL or --input-dir)")
     out = _one("--out", writing.out, "--output-dir", output_dir)
+    check_name(format_name, out)
     advice = "To change its format use `headstart convert`."
     head = head_in(open_target(local_folder(folder), advice), model_type)
     lender = open_target(trunk) if trunk is not None else None

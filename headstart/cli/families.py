@@ -59,6 +59,7 @@ def _facts(family: Family) -> dict[str, Any]:
         "formats": formats_of(family),
         **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
+        "engines_with_plugin": [name for name, entry in served.items() if entry.is_apart],
         "published": family.is_published,
         "engine_notes": [
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
@@ -101,7 +102,7 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
-        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items()) or "-"
+        engines = ", ".join(_engines(row)) or "-"
         states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
         chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
         lines.append(
@@ -122,7 +123,7 @@ def short_table(rows: list[dict[str, Any]]) -> str:
     for row in complete:
         if row["engine_gpu"] == "kernels":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
-            engines = ", ".join(row["engines"]) or "Headstart"
+            engines = ", ".join(_engines(row, with_release=False)) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
             lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
     plain = [row for row in complete if row["engine_gpu"] == "plain"]
@@ -134,6 +135,17 @@ def short_table(rows: list[dict[str, Any]]) -> str:
         names = ", ".join(f"`{row['family']}`" for row in named)
         lines += ["", *wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)]
     return "\n".join(lines)
+
+
+def _engines(row: dict[str, Any], *, with_release: bool = True) -> list[str]:
+    """The engines that serve its head, and which of them with our plugin."""
+    return [
+        " ".join(
+            [name, *([since] if with_release else [])]
+            + (["(with plugin)"] if name in row["engines_with_plugin"] else [])
+        )
+        for name, since in row["engines"].items()
+    ]
 
 
 def _formats(row: dict[str, Any]) -> str:
@@ -153,7 +165,7 @@ def _show(rows: list[dict[str, Any]]) -> None:
         is_list = column.header in ("models", "formats", "engines (since)")  # others are words
         column.overflow, column.no_wrap = "fold", not is_list
     for row in rows:
-        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
+        engines = ", ".join(_engines(row))
         colour = "green" if row["files"] == "complete" else "yellow"
         table.add_row(
             row["family"], row["models"], str(row["modules"]),

@@ -57,7 +57,7 @@ DraftVocab = Annotated[
     typer.Option(
         "--draft-vocab",
         metavar="FILE",
-        help="With gguf, experimental: the tokens that the head may propose (`headstart vocab`).",
+        help="The tokens that the head may propose (`headstart vocab`): vllm, gguf (experimental).",
         show_default=False,
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 from headstart.checkpoint.atomic import check_parents
 from headstart.checkpoint.transfer import Copying
@@ -25,6 +26,14 @@ def check_out(writing: Writing) -> None:
         )
     if out is not None:
         check_parents(out)
+
+
+def check_name(format_name: str, out: Path | None) -> None:
+    """Refuse a folder's name that the engine which the head is written for would misread."""
+    if format_name == "vllm" and out is not None:
+        from headstart.heads.formats.vllm import check_folder_name
+
+        check_folder_name(out.name)
 
 
 def carry_out(operation: Operation, writing: Writing, *, link: bool = False) -> None:

@@ -160,6 +160,9 @@ class Family:
     # engine -> the first release whose sources register the head (`main`: none yet), and what holds
     # for the whole family; an engine that is not listed cannot serve the head
     served: Mapping[str, str] = field(default_factory=dict)
+    # engine -> the first release that runs the head from a folder of its own (`export` writes it),
+    # with our plugin where no class of the engine's fits; then what to know, as in `served`
+    served_apart: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()  # further programs that draft with the head
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)

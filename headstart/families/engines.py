@@ -25,6 +25,7 @@ class Served:
     """That an engine serves the family's head, since which release, and what to know."""
 
     since: str
+    is_apart: bool = False  # only from a folder of its own, with our plugin where it is needed
     note: str = ""  # everything there is to know, variants included, for tables
     caution: str = ""  # what holds for every model of the family
 
@@ -32,14 +33,19 @@ class Served:
 def served_by(family_name: str) -> dict[str, Served]:
     """The engines that serve the family's head; empty if none does."""
     owner = next((family for family in families() if family.name == family_name), None)
-    return {engine: _served(engine, owner) for engine in owner.served} if owner is not None else {}
+    if owner is None:
+        return {}
+    return {engine: _served(engine, owner) for engine in (*owner.served, *owner.served_apart)}
 
 
 def _served(engine: str, owner: Family) -> Served:
-    since, _, caution = owner.served[engine].partition(" ")
+    is_apart = engine not in owner.served
+    said = (owner.served_apart if is_apart else owner.served)[engine]
+    since, _, caution = said.partition(" ")
     notes = []
     for variant, first in owner.variants.get(engine, {}).items():
         title = owner.variant_titles.get(variant, variant)
         notes.append(f"{title} is not read" if first is None else f"{title} from {first}")
     notes += [caution] if caution else []
-    return Served(since=since, caution=caution, note="; ".join(dict.fromkeys(notes)))
+    note = "; ".join(dict.fromkeys(notes))
+    return Served(since=since, is_apart=is_apart, caution=caution, note=note)

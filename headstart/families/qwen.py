@@ -244,13 +244,18 @@ QWEN3 = Family(
     architectures=("Qwen3ForCausalLM",),
     count_field="mtp_num_hidden_layers",
     keys=qwen_style(),
-    layout=HeadLayout(),
+    # by its class for MiMo-7B; our plugin's own class does as the head was trained
+    layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES,
     block=lambda fields: _QWEN3_LAYER,
     block_kind="dense",
     trunk=Trunk(kinds={"dense": _QWEN3_LAYER}),
     is_published=False,
     is_complete=True,
+    served_apart={
+        "vllm": "0.26.0 stock vLLM where head_dim is hidden_size / num_attention_heads, else with "
+        "our plugin"
+    },
     runtime=Runtime(defaults={"use_qk_norm": True}, output_bias=True),
     notes=("no published Qwen3 has a head; Headstart and speculators run this layout",),
 )

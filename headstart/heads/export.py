@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
 from headstart.heads.formats import Export, format_named, format_of
 from headstart.heads.head import Head, borrowing, dequantize, without_draft_lm_head
 from headstart.heads.operation import Operation, megabytes
+from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.files import read_one
 
 _WITH_COPIES = ("xllm", "headstart")  # formats that keep copies of embedding and LM head
 
@@ -52,24 +55,30 @@ def _export(
 ) -> Export:
     if format_name == "gguf":
         from headstart.heads.formats.gguf import GgufModel, plan
-        from headstart.heads.formats.gguf.reduced import read_draft_vocab
 
         if trunk is not None and not isinstance(trunk, GgufModel):
             raise ConfigError(f"--trunk is {trunk.folder}; expected a GGUF file.")
-        vocab = read_draft_vocab(draft_vocab) if draft_vocab is not None else None
-        return plan(head, trunk, head_type, vocab)
+        return plan(head, trunk, head_type, _vocab(draft_vocab))
     if format_name == "mlx" and trunk is None and draft_vocab is None:
         from headstart.heads.formats.mlx import plan as plan_drafter
 
         return plan_drafter(head, head_type)
+    if format_name == "vllm" and trunk is None and head_type is None:
+        from headstart.heads.formats.vllm import plan as plan_for_vllm
+
+        return plan_for_vllm(head, _vocab(draft_vocab))
     gguf = "--format gguf"
     for option, given, of in (
-        ("--trunk", trunk, gguf), ("--draft-vocab", draft_vocab, gguf),
+        ("--trunk", trunk, gguf), ("--draft-vocab", draft_vocab, "--format gguf and vllm"),
         ("--head-type", head_type, "--format gguf and mlx"),
     ):  # fmt: skip
         if given is not None:
             raise ConfigError(f"{option} belongs to {of}, not to {format_name}.")
     return format_named(format_name).plan(head)
+
+
+def _vocab(path: str | None) -> DraftVocab | None:
+    return None if path is None else read_one(Path(path))
 
 
 def plan_convert(

@@ -46,6 +46,24 @@ def require_read_names(
     )
 
 
+def require_own_folder(
+    engine: str, report: Report, options: LaunchOptions, head: SeparateHead | None
+) -> None:
+    """LaunchError unless the head lies in a folder of its own, beside a trunk without one."""
+    title, model = ENGINE_TITLES[engine], quoted(report.path)
+    if options.head_path is None:
+        raise LaunchError(
+            f"{title} serves such a head from a folder of its own, beside the trunk that it was "
+            f"made for: `headstart export {model} --format {engine} --out DIR`, then `headstart "
+            f"launch TRUNK --engine {engine} --head DIR`. Or run without it: --speculate 0."
+        )
+    if head is not None and report.head.modules:
+        raise LaunchError(
+            f"{report.path} holds a head, whose tensors {title} does not know in such a trunk. "
+            "Launch the trunk that the head was grafted onto, with the same --head."
+        )
+
+
 def require_variant(engine: str, version: str, report: Report, family: Family) -> None:
     """LaunchError if the engine reads the family's head, but not of this model."""
     inner = str(text_part(report.config).get("model_type", ""))

@@ -26,7 +26,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
 def _speculation(plan: Plan) -> None:
     options = plan.options
     whole = "drafts over the whole vocabulary"
-    plan.refuse_given("token_map", why=whole, instead="SGLang takes token maps.")
+    plan.refuse_given("draft_vocab", "token_map", why=whole, instead="vLLM and SGLang take one.")
     plan.refuse_given(
         "schedule", "speculate_off_above", "adaptive",
         why="drafts as much whatever the load",

@@ -53,7 +53,10 @@ def _inside(plan: Plan) -> object:
 
 def _refuse(plan: Plan) -> None:
     plan.refuse_given(
-        "token_map", why="drafts over the whole vocabulary", instead="SGLang takes token maps."
+        "draft_vocab",
+        "token_map",
+        why="drafts over the whole vocabulary",
+        instead="vLLM and SGLang take one.",
     )
     plan.refuse_given(
         "schedule", "speculate_off_above", "adaptive", "draft_top_k",

@@ -22,7 +22,10 @@ _POSITIVE = (
 )  # fmt: skip
 LAST_PORT = 65535
 # Options that only say how to draft.
-_DRAFTING = ("head", "draft_model", "token_map", "speculate_off_above", "schedule", "adaptive")
+_DRAFTING = (
+    "head", "draft_model", "draft_vocab", "token_map", "speculate_off_above", "schedule",
+    "adaptive",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +41,11 @@ class LaunchOptions:
     )
     draft_model: Path | None = field(default=None, metadata={"help": "the same as --head"})
     draft_top_k: int = field(default=1, metadata={"help": "branches per draft position"})
-    token_map: Path | None = field(
-        default=None, metadata={"help": "draft vocabulary: a file of token ids, as SGLang reads it"}
+    draft_vocab: Path | None = field(
+        default=None,
+        metadata={"help": "draft vocabulary: the tokens that may be proposed (`headstart vocab`)"},
     )
+    token_map: Path | None = field(default=None, metadata={"help": "the same as --draft-vocab"})
     speculate_off_above: int | None = field(
         default=None, metadata={"help": "no drafting while more than this many requests run"}
     )
@@ -169,11 +174,13 @@ class LaunchOptions:
             )
 
     def _check_drafting(self) -> None:
-        if self.head and self.draft_model and self.head != self.draft_model:
-            raise ConfigError(
-                f"--head is {self.head} and --draft-model {self.draft_model}: they are two names "
-                "of one option. Give one."
-            )
+        for one, other in (("head", "draft_model"), ("draft_vocab", "token_map")):
+            given, again = getattr(self, one), getattr(self, other)
+            if given and again and given != again:
+                raise ConfigError(
+                    f"--{_flag(one)} is {given} and --{_flag(other)} {again}: they are two names "
+                    "of one option. Give one."
+                )
         ways = [n for n in ("speculate_off_above", "schedule", "adaptive") if getattr(self, n)]
         if len(ways) > 1:
             raise ConfigError(
@@ -192,6 +199,10 @@ class LaunchOptions:
     @property
     def head_path(self) -> Path | None:
         return self.head or self.draft_model
+
+    @property
+    def vocab_path(self) -> Path | None:
+        return self.draft_vocab or self.token_map
 
     @property
     def extra_args(self) -> tuple[str, ...]:

@@ -19,7 +19,12 @@ from headstart.families.versions import is_at_least
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
-from headstart.launch.checks import former_contract, require_read_names, require_variant
+from headstart.launch.checks import (
+    former_contract,
+    require_own_folder,
+    require_read_names,
+    require_variant,
+)
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
 from headstart.launch.copying import about_copies
 from headstart.launch.options import LaunchOptions
@@ -72,7 +77,7 @@ class Plan:
     @property
     def paths(self) -> tuple[Path, ...]:
         """Everything on disk that the engine reads."""
-        given = (self.report.path, self.options.head_path, self.options.token_map)
+        given = (self.report.path, self.options.head_path, self.options.vocab_path)
         whole = [_with_link_targets(path.absolute()) for path in given if path is not None]
         return tuple(dict.fromkeys(whole))
 
@@ -171,6 +176,8 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
     head = separate_head(engine, options.head_path, report)
     family = _family(engine, report, options, head)
     served = _served(engine, family)
+    if served.is_apart:
+        require_own_folder(engine, report, options, head)
     require_read_names(engine, report, options, head)
     require(
         engine, version, served.since, f"the head of {family.title}",
@@ -180,7 +187,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
     modules = max(1, report.head.modules if head is None else head.num_modules)
     k, why = _settle_k(family, report, options, engine, modules)
     plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
-    if served.caution:
+    if served.caution and not served.is_apart:
         plan.warnings.append(f"{family.title}: {served.caution}")
     plan.warnings.extend(
         f"{family.title}: {caution.text}"

@@ -19,13 +19,15 @@ from headstart.families.drafters import of_config
 from headstart.families.engines import ENGINE_TITLES
 from headstart.families.registry import family, match_family
 from headstart.heads.formats import format_of, open_any, open_head
+from headstart.heads.formats.vllm import FAMILIES as VLLM_FAMILIES
+from headstart.heads.formats.vllm import architecture_of
 from headstart.heads.head import config_fields
 from headstart.heads.inspection import Report
 
 _ASSISTANT = "gemma4_assistant"
 # engine -> formats it reads; None is a full checkpoint under the model's own tensor names
 _READS: dict[str, tuple[str | None, ...]] = {
-    "vllm": (None,),
+    "vllm": ("vllm", None),
     "sglang": ("sglang", None),
     "trtllm": ("trtllm", None),
     "xllm": ("xllm",),
@@ -41,6 +43,7 @@ class SeparateHead:
     num_bytes: int
     is_quantized: bool
     root: str = ""  # prefix of the names of its tensors, as they are stored
+    architecture: str = ""  # the class that runs it, of a folder in vLLM's format
 
 
 def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHead | None:
@@ -65,9 +68,12 @@ def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHea
             f"{report.trunk.hidden_size}. Give a head that was trained with this model."
         )
     found = format_of(checkpoint)
-    _require_format(engine, path, found, report)
+    _require_format(engine, path, found, report, head.family)
     root = head.root if found is None else ""  # formats for engines have names that these read
-    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized, root)
+    return SeparateHead(
+        head.family, head.num_modules, head.num_bytes, head.is_quantized, root,
+        architecture_of(checkpoint.config.raw) or "",
+    )  # fmt: skip
 
 
 def _assistant(checkpoint: Checkpoint, report: Report) -> SeparateHead:
@@ -81,7 +87,9 @@ def _assistant(checkpoint: Checkpoint, report: Report) -> SeparateHead:
     return SeparateHead(family(_ASSISTANT), 1, total, is_quantized=False)
 
 
-def _require_format(engine: str, path: Path, found: str | None, report: Report) -> None:
+def _require_format(
+    engine: str, path: Path, found: str | None, report: Report, owner: Family
+) -> None:
     if found in _READS[engine]:
         return
     head, model = shlex.quote(str(path)), shlex.quote(str(report.path))
@@ -103,6 +111,9 @@ def _require_format(engine: str, path: Path, found: str | None, report: Report) 
     elif engine == "sglang":
         reads = "sglang format or a full checkpoint"
         advice = f"`headstart convert {head} --to sglang --out DIR` makes one: use --head DIR."
+    elif engine == "vllm" and owner.name in VLLM_FAMILIES:
+        reads = "vllm format or a full checkpoint with the model's own tensor names"
+        advice = f"`headstart convert {head} --to vllm --out DIR` makes one: use --head DIR."
     else:
         reads = "a full checkpoint with the model's own tensor names"
         reads += " or trtllm format" if engine == "trtllm" else ""

@@ -17,6 +17,8 @@ DEFAULT_RUNNING_REQUESTS = 256
 _CHUNK = 8192
 # data-parallel attention by a size instead of a switch; pipeline parallel where no token is drafted
 _ATTENTION_SIZE, _STAGED_PREFILL = "0.5.22", "0.5.23"
+_REJECTION = "--speculative-use-rejection-sampling"
+_TIED_TRAP = ("qwen3_5", "qwen3_5_moe")
 # One draft runner per module, switched on by SGLang itself.
 _MULTI_LAYER = ("mimo_v2", "step3p5", "gigachat3_5")
 
@@ -52,7 +54,7 @@ def _speculation(plan: Plan) -> dict[str, str]:
             "above 1 need the flashinfer, fa3 or triton attention backend"
         )
     _check_token_map(plan)
-    plan.add("--speculative-token-map", options.token_map)
+    plan.add("--speculative-token-map", options.vocab_path)
     if plan.family_name == "inkling" and _has_local_modules(plan):
         plan.add("--enable-multi-layer-eagle", True)
     if _is_multi_layer(plan):
@@ -68,17 +70,38 @@ def _speculation(plan: Plan) -> dict[str, str]:
 
 def _check_token_map(plan: Plan) -> None:
     """SGLang reads a file of torch's, or one in a repository of the hub: OWNER/NAME/FILE.pt."""
-    path = plan.options.token_map
+    path = plan.options.vocab_path
     if path is None:
         return
+    option = "draft_vocab" if plan.options.draft_vocab else "token_map"
     if path.suffix != ".pt":
         plan.refuse(
-            "token_map", f"reads token ids from a .pt file, not from {path}",
+            option, f"reads token ids from a .pt file, not from {path}",
             f"`headstart vocab {plan.report.path} --from {path} --out FILE.pt` makes one.",
         )  # fmt: skip
     is_on_hub = len(path.parts) == 3 and not path.is_absolute()
     if not path.is_file() and not is_on_hub:
         plan.warnings.append(f"token map: there is no file {path} on this machine")
+    # All of this was read in 0.5.23, the newest release that is known here.
+    for bad, why, instead in (
+        (plan.options.tensor_parallel > 1,
+         "cuts the LM head by token ids of the whole vocabulary on every rank, so with tensor "
+         "parallel above 1 drafts are wrong (sgl-project/sglang#4328)",
+         "Use --tensor-parallel 1, or draft from the whole vocabulary."),
+        (_is_multi_layer(plan), "ignores it with several modules", "Drop it."),
+        (_REJECTION in plan.options.extra_args, "refuses it with rejection sampling", "Drop one."),
+    ):  # fmt: skip
+        if bad:
+            plan.refuse(option, why, instead)
+    if plan.family_name in _TIED_TRAP and Config(plan.report.config).get("tie_word_embeddings"):
+        plan.warnings.append(
+            "token map: embeddings are tied, and SGLang's Qwen3.5 class then keeps the whole LM "
+            "head while it still translates ids: drafts are wrong, as its source reads. Look at "
+            "the acceptance with and without"
+        )
+    plan.notes.append(
+        "token map: SGLang turns its fused path for chains of drafts off; measure with and without"
+    )
 
 
 def _has_local_modules(plan: Plan) -> bool:

@@ -40,7 +40,10 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
 def _speculation(plan: Plan, config: dict[str, Any]) -> None:
     options = plan.options
     plan.refuse_given(
-        "token_map", why="drafts over the whole vocabulary", instead="SGLang takes token maps."
+        "draft_vocab",
+        "token_map",
+        why="drafts over the whole vocabulary",
+        instead="vLLM and SGLang take one.",
     )
     plan.refuse_given(
         "adaptive",

@@ -10,6 +10,7 @@ from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
+from headstart.launch.vllm_plugin import add_grafted, with_vocab
 
 # Trunks with recurrent layers; their prefix cache needs states at block boundaries.
 HYBRID = (
@@ -37,9 +38,6 @@ def _speculation(plan: Plan) -> None:
         "draft_top_k", why="verifies one chain of drafts, no tree", instead="Leave it at 1."
     )
     plan.refuse_given(
-        "token_map", why="drafts over the whole vocabulary", instead="SGLang takes token maps."
-    )
-    plan.refuse_given(
         "adaptive",
         why="chooses K by acceptance for DSpark drafts only",
         instead="Use --schedule or --speculate-off-above.",
@@ -60,7 +58,9 @@ def _speculation(plan: Plan) -> None:
     config["num_speculative_tokens"] = plan.k
     if plan.schedule:
         config["num_speculative_tokens_per_batch_size"] = _ranges(plan)
+    config |= with_vocab(plan)
     plan.add("--speculative-config", json.dumps(config))
+    add_grafted(plan)
 
 
 def _check_fused_qkv(plan: Plan) -> None:

@@ -17,7 +17,7 @@ from headstart.checkpoint.atomic import check_parents, write_failed
 from headstart.documents import parse_json
 from headstart.errors import ConfigError, DataError, HeadstartError, some
 from headstart.files import read_plain, write_whole
-from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.engine_files import (
     AGAIN,
     array_file,
@@ -95,7 +95,7 @@ def write(
     if not vocabs:
         raise DataError(f"no draft vocabulary to write to {path}.")
     if kind == "headstart":
-        _install(_document(vocabs).encode(), path)
+        _install(document(vocabs).encode(), path)
         return
     if len(vocabs) > 1:
         raise ConfigError(
@@ -128,6 +128,19 @@ def read(path: Path) -> list[DraftVocab]:
         raise DataError(f"{path}: {error}") from error
 
 
+def read_one(path: Path) -> DraftVocab:
+    """The only map of a file, else the one over all languages: other engines draft from one."""
+    found = read(path)
+    chosen = found if len(found) == 1 else [vocab for vocab in found if vocab.name == ALL]
+    if not chosen:
+        raise ConfigError(
+            f"{path} holds {len(found)} draft vocabularies ({some(v.name for v in found)}); "
+            f"expected one, or {ALL!r} among them. Write one with `headstart vocab --from FILE "
+            "--only NAME`."
+        )
+    return chosen[0]
+
+
 def _install(data: bytes, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +149,8 @@ def _install(data: bytes, path: Path) -> None:
         raise write_failed(path, error) from error
 
 
-def _document(vocabs: Sequence[DraftVocab]) -> str:
+def document(vocabs: Sequence[DraftVocab]) -> str:
+    """Vocabularies as our own format has them."""
     for field in ("vocab_size", "tokenizer_sha"):
         if len({getattr(vocab, field) for vocab in vocabs}) > 1:
             raise DataError(f"maps of one file must have the same {field}; write several files.")
@@ -162,17 +176,17 @@ def _document(vocabs: Sequence[DraftVocab]) -> str:
 
 def _read_document(path: Path) -> list[DraftVocab]:
     try:
-        document = parse_json(read_plain(path).decode("utf-8"))
+        parsed = parse_json(read_plain(path).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"cannot be read as JSON ({error}). {AGAIN}") from error
-    version = document.get("draft_vocab_version") if isinstance(document, dict) else None
+    version = parsed.get("draft_vocab_version") if isinstance(parsed, dict) else None
     if version is None:
         raise DataError(f"is no draft vocabulary (draft_vocab_version is not in it). {AGAIN}")
     if version != VERSION:
         raise DataError(f"draft_vocab_version is {version!r}; this Headstart reads {VERSION}.")
-    size = _field(document, "vocab_size", int)
-    sha = _field(document, "tokenizer_sha", str)
-    maps = document.get("maps")
+    size = _field(parsed, "vocab_size", int)
+    sha = _field(parsed, "tokenizer_sha", str)
+    maps = parsed.get("maps")
     if not isinstance(maps, dict) or not maps:
         raise DataError(f"maps is {repr(maps)[:60]}; expected an object of named maps. {AGAIN}")
     result = []

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 
-from vllm.benchmarks.serve import add_cli_args, main  # type: ignore[import-not-found]
+from vllm.benchmarks.serve import add_cli_args, main
 
 if __name__ == "__main__":
     # What it prints goes to stderr; the answers get a descriptor of their own.

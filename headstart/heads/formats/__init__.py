@@ -21,7 +21,7 @@ from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
 FORMATS = ("xllm", "sglang", "speculators", "headstart")  # folders of safetensors
-OTHERS = ("trtllm", "mlx")  # such folders too, for what they are made for
+OTHERS = ("trtllm", "mlx", "vllm")  # such folders too, for what they are made for
 WRITTEN = (*FORMATS, *OTHERS, "gguf")  # everything that a head can be written as
 READ_ONLY = ("mtp_folder",)
 

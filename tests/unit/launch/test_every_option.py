@@ -18,6 +18,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "head": (Path("/heads/h"), {}),
     "draft_model": (Path("/heads/h"), {}),
     "draft_top_k": (2, {}),
+    "draft_vocab": (Path("/maps/m.pt"), {}),
     "token_map": (Path("/maps/m.pt"), {}),
     "speculate_off_above": (1, {}),
     "schedule": ("1:3,9:0", {}),

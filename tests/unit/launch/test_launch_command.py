@@ -131,7 +131,10 @@ def test_docker_has_no_image_of_a_development_branch_without_one() -> None:
 def test_no_engine_is_unknown() -> None:
     named = [(*family.served, *family.variants) for family in families()]
     assert {engine for engines in named for engine in engines} == set(ENGINE_TITLES)
-    assert served_by("qwen3") == {}
+    assert served_by("motif") == {}
+    apart = [(family.name, engine) for family in families() for engine in family.served_apart]
+    assert apart == [("qwen3", "vllm")]
+    assert served_by("qwen3")["vllm"].is_apart
 
 
 @pytest.mark.parametrize("name", sorted(family.name for family in families() if family.served))
@@ -158,7 +161,7 @@ def test_inspect_gets_a_command_or_a_reason_per_engine() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        report("qwen3"),
+        report("motif"),
         report("", state="absent", model_type="llama4"),
         report("deepseek_v3", state="declared-but-missing"),
         report("gemma4_assistant"),

@@ -8,32 +8,19 @@ and a file with a trunk cannot be one, because the trunk's own LM head would be 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 from headstart.checkpoint.dtypes import byte_size
 from headstart.checkpoint.gguf.values import byte_blocks
 from headstart.checkpoint.source import TensorSource
-from headstart.errors import ConfigError, UnsupportedFamily, some
+from headstart.errors import ConfigError, UnsupportedFamily
 from headstart.heads.formats.gguf.arch import Arch
 from headstart.vocab.draft_vocab import DraftVocab
-from headstart.vocab.files import read
 
 BUILD = "llama.cpp's pull request 29143, which no release holds"
 MAP = "d2t"
 _ARCHS = ("qwen35", "qwen35moe")
 _OUTPUT, _EMBED = "output.weight", "token_embd.weight"
 _ROWS_AT_ONCE = 256
-
-
-def read_draft_vocab(path: str) -> DraftVocab:
-    """The only map of a file; ConfigError where it holds several."""
-    found = read(Path(path))
-    if len(found) > 1:
-        raise ConfigError(
-            f"{path} holds {len(found)} draft vocabularies ({some(v.name for v in found)}), and a "
-            "head has one. Write one of them with `headstart vocab --from FILE --only NAME`."
-        )
-    return found[0]
 
 
 def refuse_in_models(path: str | None) -> None:

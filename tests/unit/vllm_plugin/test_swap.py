@@ -1,0 +1,78 @@
+"""A head into a running vLLM's worker: what is loaded, and what is refused, without vLLM."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from headstart.errors import CheckpointError, ConfigError
+from headstart.vllm_plugin.swap import METHOD, HeadSwap
+
+
+class Draft:
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def load_weights(self, weights: Any) -> None:
+        self.said.append(dict(weights))
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand-ins for what the extension calls; which of it was called, in order."""
+    called: list[str] = []
+
+    @contextmanager
+    def current(config: Any) -> Any:
+        yield
+
+    names = ("vllm", "vllm.config", "vllm.model_executor", "vllm.model_executor.model_loader")
+    for name in (*names, "vllm.model_executor.model_loader.reload"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["vllm.config"].set_current_vllm_config = current  # type: ignore[attr-defined]
+    reload: Any = sys.modules["vllm.model_executor.model_loader.reload"]
+    reload.initialize_layerwise_reload = lambda draft: called.append("begin")
+    reload.finalize_layerwise_reload = lambda draft, config: called.append("end")
+    return called
+
+
+def worker(draft: Draft | None) -> Any:
+    made: Any = HeadSwap()
+    made.model_runner = SimpleNamespace(get_draft_model=lambda: draft)
+    made.vllm_config = SimpleNamespace(
+        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace())
+    )
+    return made
+
+
+def test_every_tensor_of_the_folder_is_loaded_within_a_reload(
+    tmp_path: Path, vllm: list[str]
+) -> None:
+    tensors = {
+        "modules.0.fuse.weight": torch.ones(2, 3),
+        "modules.0.out_norm.weight": torch.ones(3),
+    }
+    save_file(tensors, tmp_path / "head.safetensors")
+    draft = Draft()
+    assert getattr(worker(draft), METHOD)(str(tmp_path)) == 2
+    assert draft.said[0].keys() == tensors.keys()
+    assert vllm == ["begin", "end"]
+
+
+def test_a_folder_that_is_not_there_changes_nothing(tmp_path: Path, vllm: list[str]) -> None:
+    with pytest.raises(CheckpointError, match=r"no \.safetensors file on this machine"):
+        worker(Draft()).headstart_swap(str(tmp_path / "none"))
+    assert vllm == []
+
+
+@pytest.mark.usefixtures("vllm")
+def test_without_a_draft_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no draft that could take another head"):
+        worker(None).headstart_swap(str(tmp_path))
