@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.long_runs import long_only, unless_long
 import torch
+from support.long_runs import long_only, unless_long
 from support.tiny_fixture import Tiny
 from torch import Tensor
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from support.long_runs import long_only
 import torch
+from support.long_runs import long_only
 
 pytest.importorskip("triton")
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.long_runs import long_only
 import server_alone
+from support.long_runs import long_only
 from support.server_runs import VOCAB, write_tokenizer
 
 from headstart.calibrate.calibrated import write_calibrated
