@@ -51,7 +51,9 @@ class Runner:
     seconds: float = 0.0  # of decoding
 
     def answer(self, engine: Engine, question: Conversation, params: SamplingParams) -> None:
-        engine.policy = engine.loop.policy = self.policy
+        sources, times = engine.loop.sources, engine.loop.times
+        assert sources is not None
+        engine.policy = engine.loop.policy = sources.policy = times.policy = self.policy
         name = engine.add([question.messages[0]], params)
         while engine.has_work:
             begun = any(request.num_output for request in engine.scheduler.running)

@@ -88,17 +88,19 @@ def install(clocks: Clocks) -> None:
     from headstart.engine.mask_threads import MaskThreads
     from headstart.engine.rounds import Rounds
     from headstart.engine.scheduler import Scheduler
+    from headstart.server.channels import Inbox
     from headstart.server.worker import Worker
 
     parts: dict[Any, dict[str, str]] = {
-        Worker: {"_take_calls": "calls", "_hand_out": "hand out"},
+        Inbox: {"take": "calls"},
+        Worker: {"_hand_out": "hand out"},
         Engine: {"step": "step"},
         Scheduler: {"plan": "plan", "register": "register"},
         Rounds: {"_extend": "extend", "advance": "advance", "complete": "complete"},
         CapturedRounds: {
             "launch": "launch", "drafted": "drafted", "choose": "choose", "admit": "admit",
             "remove": "remove", "choose_first": "first tokens", "_run_packed": "packed",
-            "_copy_out": "copy out",
+            "_end": "copy out",
         },
         DecodeBatch: {"admit": "admit batch", "extend": "extend batch", "limit": "limit"},
         Graphs: {"run_part": "replay"},

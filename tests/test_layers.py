@@ -24,7 +24,7 @@ LAYERS = [
     {"models"},
     {"backends"},
     {"simulate", "vllm_plugin"},
-    {"launch", "engine", "quantize", "train"},
+    {"launch", "engine", "push", "quantize", "train"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
     {"doctor"},

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from headstart.backends.chooser import Chooser
+from headstart.backends.draft_lm_heads import DraftVocabRows, LmHead, own_lm_head
+from headstart.backends.head_swap import PreparedHead, SwapsHead
 from headstart.backends.host import available_bytes
 from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
@@ -39,7 +41,6 @@ from headstart.backends.rows import (
     on_device,
 )
 from headstart.backends.scores import RowScores
-from headstart.backends.weights import Int8Linear
 from headstart.backends.working_memory import (
     WorkingBytes,
     WorkSizes,
@@ -48,19 +49,15 @@ from headstart.backends.working_memory import (
 )
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
-from headstart.models.linear import Linear
-from headstart.sampling import choose as sampling
 from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
     "DraftChain", "Emitted", "GivenCopy", "HeadOutput", "HeadRows", "HeadStates", "Launched",
-    "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "RowScores", "SizeTimes",
-    "StateRows",
-    "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
+    "LoadedModel", "PreparedHead", "RoundRequest", "RoundSizes", "RoundTiming", "RowScores",
+    "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
-LmHead = Linear | Int8Linear
 
 
 @dataclass(frozen=True)
@@ -90,14 +87,6 @@ class HeadOutput:
 
 
 @dataclass(frozen=True)
-class DraftVocabRows:
-    """Reduced LM heads for drafting, by module: row i is token ids[i]."""
-
-    ids: Tensor
-    lm_heads: tuple[LmHead, ...]
-
-
-@dataclass(frozen=True)
 class DraftChain:
     """Drafts of one request, and the states [K, hidden] of which each feeds the next depth."""
 
@@ -106,7 +95,7 @@ class DraftChain:
     probs: Tensor | None = None  # [K, V] what they were drawn from, for the rejection rule
 
 
-class Backend(Chooser, ABC):
+class Backend(Chooser, SwapsHead, ABC):
     """Runs one model on one device."""
 
     name: ClassVar[str]
@@ -204,10 +193,7 @@ class Backend(Chooser, ABC):
         """
         normed = self.trunk.final_norm(states) if self.feeds_stream else states
         logits, ids = self.logits(normed), self.to_device(tokens)
-        rows = [slice(i, i + 1) for i in range(len(tokens))] if self.chooses_one_by_one else [...]
-        parts = [sampling.logprobs(logits[own], ids[own], top, "raw", ()) for own in rows]
-        values, best_ids, best = (torch.cat(each) for each in zip(*parts, strict=True))
-        return RowScores.sent(values, best_ids, best)
+        return RowScores.of_rows(logits, ids, top, one_by_one=self.chooses_one_by_one)
 
     def logits(self, normed: Tensor) -> Tensor:
         """The trunk's, of states after the final norm."""
@@ -273,8 +259,8 @@ class Backend(Chooser, ABC):
 
     def _lm_head(self, module: int) -> LmHead:
         """The module's own where it has one, else the trunk's."""
-        own = self.head.modules_[module].lm_head if self.head is not None else None
-        return own if isinstance(own, Linear | Int8Linear) else self.trunk.lm_head
+        own = own_lm_head(self.head, module) if self.head is not None else None
+        return self.trunk.lm_head if own is None else own
 
     def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
         """Let requests draft from these tokens alone."""

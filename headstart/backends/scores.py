@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headstart.sampling.choose import TokenLogprob
+from headstart.sampling.choose import TokenLogprob, logprobs
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,14 @@ class RowScores:
     best_ids: Tensor  # [rows, top]
     best: Tensor
     ready: torch.cuda.Event | None = None  # when they have arrived
+
+    @classmethod
+    def of_rows(cls, logits: Tensor, ids: Tensor, top: int, *, one_by_one: bool) -> RowScores:
+        """Of one token `ids` [rows] in each row of logits, and of the `top` best."""
+        rows = [slice(i, i + 1) for i in range(len(ids))] if one_by_one else [...]
+        parts = [logprobs(logits[own], ids[own], top, "raw", ()) for own in rows]
+        values, best_ids, best = (torch.cat(each) for each in zip(*parts, strict=True))
+        return cls.sent(values, best_ids, best)
 
     @classmethod
     def sent(cls, values: Tensor, best_ids: Tensor, best: Tensor) -> RowScores:

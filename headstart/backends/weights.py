@@ -18,7 +18,6 @@ from headstart.backends.options import Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP, int4_groups
 from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
-from headstart.models.mtp import MTPHead
 from headstart.models.quantized import GroupLinear, QuantizedLinear, QuantizedStack, linear_of
 from headstart.models.trunk import Trunk
 
@@ -127,22 +126,22 @@ def _matrices(source: Stack) -> Iterator[Linear]:
         yield alone
 
 
-def convert_model(
-    trunk: Trunk, head: MTPHead | None, forms: Mapping[str, WeightFormat], weights: Weights
-) -> None:
-    """Give a model's matrices the format that `weights` asks for.
-
-    With 4 bits LM head and head stay in 8: they are a small part of what is read, the LM head
-    alone would change as much as all layers, and a coarser head is right less often.
-    """
-    others = forms["int8" if weights == "int4" else weights]
+def convert_trunk(trunk: Trunk, forms: Mapping[str, WeightFormat], weights: Weights) -> None:
+    """Give a trunk's matrices the format that `weights` asks for."""
     for name, child in trunk.named_children():
         if isinstance(child, Linear):
-            setattr(trunk, name, others(child))
+            setattr(trunk, name, forms[beside_layers(weights)](child))
         else:
             convert_weights(child, forms[weights])
-    if head is not None:
-        convert_weights(head, others)
+
+
+def beside_layers(weights: Weights) -> Weights:
+    """What LM head and head have where layers are to have `weights`.
+
+    With 4 bits they stay in 8: they are a small part of what is read, the LM head alone would
+    change as much as all layers, and a coarser head is right less often.
+    """
+    return "int8" if weights == "int4" else weights
 
 
 def convert_weights(module: nn.Module, form: WeightFormat) -> nn.Module:

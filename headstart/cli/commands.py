@@ -32,6 +32,7 @@ TASKS = {
         "generate": "Answer a prompt or chat, with the embedded engine.",
         "serve": "Serve a model over HTTP, as OpenAI's API, with the embedded engine.",
         "launch": "Print or run the command that serves a model with its head.",
+        "push": "Swap another head into a running server; its requests go on.",
     },
     "Measure": {
         "bench": "Measure what MTP brings: any server or a MODEL, with and without it.",
@@ -118,6 +119,10 @@ EXAMPLES = {
     "launch": {
         "headstart launch GLM-4.5-Air --engine vllm": "print the command",
         "headstart launch GLM-4.5-Air --engine sglang --run": "run it, and watch its head",
+    },
+    "push": {
+        "headstart push run/head --server http://127.0.0.1:8000 --key-file push.key": "a tuned "
+        "head, to a server that was started with --allow-push",
     },
     "bench run": {
         "headstart bench run MyModel --sweep concurrency=1,4,16 k=0,1,3 --out result": "a server "

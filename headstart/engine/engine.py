@@ -6,37 +6,27 @@ each gets what belongs to it.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Unpack
 
 import torch
 
+from headstart.backends.base import PreparedHead
 from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
 from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
 from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
-from headstart.engine.grammar import Grammar, GuardedGrammar
+from headstart.engine.grammar import Grammar
+from headstart.engine.groups import Groups
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
-from headstart.engine.output import Groups, Result, Update
-from headstart.engine.request import MAX_PRIORITY, Admission, State
+from headstart.engine.output import Result, Update
+from headstart.engine.request import Admission, Asked, State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_runnable
 from headstart.sampling.params import SamplingParams
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt that was read and checked."""
-
-    ids: list[int]
-    params: SamplingParams
-    draft_vocab: str | None
-
 
 _WARM_TOKENS = 12  # of the request that a start makes, and more than it needs
 
@@ -96,6 +86,7 @@ class Engine:
             *self.draft_vocabs.notes,
             *self.memory.notes,
         ]
+        self.head_version = 0  # how often the head was swapped
         self._groups = Groups()
         self._arrivals = 0
 
@@ -120,6 +111,22 @@ class Engine:
         if self.policy is not None:
             self.policy.reset()
 
+    def prepare_head(self, folder: str | Path) -> PreparedHead:
+        """Load another head beside the running one and check that it fits; safe in any thread."""
+        return self.backend.prepare_head(Path(folder))
+
+    def swap_head(self, head: str | Path | PreparedHead) -> None:
+        """Draft with another head from the next step on; between two steps, requests go on.
+
+        A head that does not fit is refused, and nothing is changed. What the old head left in K/V
+        stays: it may cost acceptance, never text.
+        """
+        prepared = head if isinstance(head, PreparedHead) else self.prepare_head(head)
+        self.backend.swap_head(prepared)
+        self.head_version += 1
+        if self.policy is not None:
+            self.policy.reset()  # what it has learnt is about the old head
+
     def add(
         self,
         prompt: Prompt,
@@ -142,11 +149,9 @@ class Engine:
         )
 
     def read(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
+        self, prompt: Prompt, params: SamplingParams | None = None,
         chat_template_kwargs: TemplateOptions | None = None,
-    ) -> Asked:
+    ) -> Asked:  # fmt: skip
         """Check what is asked, before anything is queued; safe in any thread."""
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
@@ -157,41 +162,18 @@ class Engine:
         return Asked(ids, params, vocab)
 
     def submit(
-        self,
-        asked: Asked,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        grammar: Grammar | None = None,
-        cache_salt: str | None = None,
-        is_claimed: bool = False,
-    ) -> str:
+        self, asked: Asked, *, request_id: str | None = None, priority: int = 0,
+        grammar: Grammar | None = None, cache_salt: str | None = None, is_claimed: bool = False,
+    ) -> str:  # fmt: skip
         """Queue what `read` gave; returns its id."""
-        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-            raise RequestError(
-                f"priority is {priority!r}; give a whole number from {-MAX_PRIORITY} to "
-                f"{MAX_PRIORITY}, smaller is more important.", field="priority",
-            )  # fmt: skip
-        if cache_salt is not None and (type(cache_salt) is not str or not cache_salt):
-            raise RequestError(
-                "cache_salt is no text, or an empty one; give some text, or leave it out.",
-                field="cache_salt",
-            )
         group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
-        params = asked.params
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guarded = GuardedGrammar(grammar, self.model.config.vocab) if grammar is not None else None
-        requests = [
-            self.admission.request(
-                group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
-                arrival=self._arrivals + sample, draft_vocab=asked.draft_vocab,
-                cache_salt=cache_salt,
-            )
-            for sample in range(params.n)
-        ]  # fmt: skip
-        self._arrivals += params.n
+        requests = self.admission.requests(
+            group, asked, arrival=self._arrivals, priority=priority, grammar=grammar,
+            cache_salt=cache_salt,
+        )  # fmt: skip
+        self._arrivals += len(requests)
         self._groups.open(group, requests, is_claimed=is_claimed)
         self.scheduler.add(requests[0], requests[1:])
         return group

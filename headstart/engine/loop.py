@@ -15,11 +15,13 @@ import torch
 
 from headstart.backends.base import Backend, TrunkRows
 from headstart.engine.draft_sources import DraftSources
+from headstart.engine.flight import RoundOutcome
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
-from headstart.engine.output import EngineStats, Update, emit, update_since
+from headstart.engine.output import Update, deliver, update_since
 from headstart.engine.request import Request, origins
-from headstart.engine.rounds import GivenCopies, MeasuredRound, RoundOutcome, Rounds
+from headstart.engine.rounds import GivenCopies, Rounds
 from headstart.engine.scheduler import Scheduler, Work
+from headstart.engine.stats import EngineStats, StepTimes
 from headstart.engine.verifier import Verdict, verify
 
 
@@ -27,25 +29,20 @@ class Loop:
     """Scheduler, trunk, verifier and head, one after another, over all running requests."""
 
     def __init__(
-        self,
-        options: EngineOptions,
-        scheduler: Scheduler,
-        backend: Backend,
-        sources: DraftSources | None,
-        rounds: Rounds | None = None,
-    ):
+        self, options: EngineOptions, scheduler: Scheduler, backend: Backend,
+        sources: DraftSources | None, rounds: Rounds | None = None,
+    ):  # fmt: skip
         self.options, self.scheduler, self.backend = options, scheduler, backend
         self.sources, self.rounds = sources, rounds
         self.drafter = sources.drafter if sources is not None else None
         self.policy = sources.policy if sources is not None else None
         self.stats = EngineStats()
-        self._pass_seconds = 0.0  # of trunk and drafts together
-        self._is_decoding = False  # whether no request of the last pass read its prompt
+        self.times = StepTimes(self.stats, self.policy)
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
-        step_started, passes = time.perf_counter(), self._pass_seconds
+        self.times.begin()
         in_rounds = self.rounds.requests if self.rounds is not None else {}
         plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
         self._forget_restarted()
@@ -64,7 +61,8 @@ class Loop:
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
         if joined is None:
-            self._time_trunk(plan, time.perf_counter() - started)
+            requests, rows_run = [work.request for work in plan], sum(work.count for work in plan)
+            self.times.trunk(requests, rows_run, time.perf_counter() - started)
         updates += [
             update
             for work, own in zip(plan, states, strict=True)
@@ -75,9 +73,8 @@ class Loop:
         self._draft(decided)
         self._release_siblings(decided)
         self._retire()
-        if self._is_decoding and self.rounds is None and self.policy is not None:
-            seconds = time.perf_counter() - step_started
-            self.policy.observe_overhead(max(0.0, seconds - (self._pass_seconds - passes)))
+        if self.rounds is None:
+            self.times.end()
         return updates
 
     def _score_prompts(self, plan: Sequence[Work], states: Sequence[torch.Tensor]) -> None:
@@ -110,19 +107,13 @@ class Loop:
                 updates.append(self._take(*taking[len(updates)]))
         finally:
             self.rounds.complete()
-        self._observe_round(self.rounds.measured)
+        self.times.round(self.rounds.measured)
         updates += [self._take(*taken) for taken in taking[len(updates) :]]
         self._retire()
         self._look_for_copies([outcome.request for outcome in outcomes])
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()
         return updates
-
-    def _observe_round(self, measured: MeasuredRound | None) -> None:
-        if measured is not None and self.policy is not None:
-            self.policy.observe_round(
-                measured.size, measured.num_drafts, measured.context, measured.seconds
-            )
 
     def _choose_for_rounds(self) -> tuple[dict[Request, int], GivenCopies | None]:
         assert self.rounds is not None
@@ -198,14 +189,6 @@ class Loop:
                 if self.drafter is not None:
                     self.drafter.resume(request, at=request.num_computed)
 
-    def _time_trunk(self, plan: Sequence[Work], seconds: float) -> None:
-        self.stats.trunk_seconds += seconds
-        self._pass_seconds += seconds
-        self._is_decoding = all(work.request.is_decoding for work in plan)
-        if self.policy is not None and self._is_decoding:
-            requests = [work.request for work in plan]
-            self.policy.observe_verify(requests, sum(w.count for w in plan), seconds)
-
     def _commit(self, work: Work, rows: torch.Tensor, verdict: Verdict | None) -> Update | None:
         """Take over what a step decided for one request."""
         request = work.request
@@ -234,22 +217,12 @@ class Loop:
         return self.rounds.why_not(request) or "K/V memory is short"
 
     def _deliver(self, request: Request, verdict: Verdict, why_slow: str | None) -> Update:
-        """Hand out what was decided, and count it."""
-        before = request.num_output
-        emit(request, verdict)
-        new = request.num_output - before
-        self.stats.output_tokens += new
-        if before:
-            # Drafts after a stop were right for nothing: they do not count as accepted.
-            drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
-            request.stats.observe(drafts, accepted, request.num_of_head)
-            self.stats.observe(drafts, accepted, request.num_of_head, why_slow)
-            if self.sources is not None:
-                emitted = request.tokens[request.num_prompt + before :]
-                self.sources.observe(request, drafts, accepted, emitted)
-        elif new and request.stats.first_token_seconds is None:
-            request.stats.first_token_seconds = time.perf_counter() - request.created
-        return update_since(request, before)
+        """Hand out what was decided, and tell what drafted."""
+        update = deliver(request, verdict, self.stats, why_slow)
+        if self.sources is not None and request.num_output > len(update.token_ids):
+            accepted = min(verdict.num_accepted, len(update.token_ids))
+            self.sources.observe(request, verdict.num_drafts, accepted, update.token_ids)
+        return update
 
     def _draft(self, decided: list[Request]) -> None:
         """Let the head catch up with the trunk, and draft for requests that go on here."""
@@ -257,9 +230,9 @@ class Loop:
             return
         started = time.perf_counter()
         going = [r for r in self.scheduler.running if r.finish_reason is None]
-        self._pass_seconds += self.sources.draft(self._drafting_here(decided), going)
+        of_head = self.sources.draft(self._drafting_here(decided), going)
         self.stats.draft_reason = self.sources.policy.reason
-        self.stats.draft_seconds += time.perf_counter() - started
+        self.times.drafts(of_head, time.perf_counter() - started)
 
     def _drafting_here(self, decided: list[Request]) -> list[Request]:
         """Requests that go on with the host; those that enter the rounds next draft there."""

@@ -1,23 +1,18 @@
-"""What an engine hands back: emitted tokens, results, counters, and updates that wait.
+"""What an engine hands back: emitted tokens, updates, results, counters.
 
 Tokens of a verdict are appended one by one until something ends the answer. Whatever comes after a
 stop is neither emitted nor kept, so an answer ends at the same token whether that token came alone
 or in the middle of a verified chunk.
-
-n samples share an id. A step advances all requests, whatever called it, so an update waits in its
-group for the stream it belongs to, or for the next call of `step`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import time
 from dataclasses import dataclass, field
 
-from headstart.engine.request import FinishReason, Origin, Request, RequestStats
+from headstart.engine.request import FinishReason, Origin, Request
+from headstart.engine.stats import EngineStats, RequestStats
 from headstart.engine.verifier import Verdict
-from headstart.errors import RequestError
-from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.choose import TokenLogprob
 
 
@@ -72,58 +67,23 @@ class Update:
     prompt_logprobs: list[TokenLogprob] | None = None  # with a prompt's first update only
 
 
-@dataclass
-class EngineStats:
-    """Counters of a whole engine since it started."""
+def deliver(request: Request, verdict: Verdict, stats: EngineStats, why_slow: str | None) -> Update:
+    """Take over what was decided for a request, and count it; what is new.
 
-    # Verification rounds of requests, by their numbers of drafts and of accepted drafts.
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    copied_drafts: int = 0  # of all drafts, those that were copied,
-    copied_accepted: int = 0  # and were right
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    aborted: int = 0
-    failed: int = 0  # finished with an error of their own
-    trunk_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    draft_reason: str = ""  # why the last K was chosen
-    # Of each request: rounds in which the host chose nothing (masks of grammars it gives), others.
-    fast_rounds: int = 0
-    slow_rounds: dict[str, int] = field(default_factory=dict)
-
-    def observe(
-        self, num_drafts: int, num_accepted: int, num_of_head: int, why_slow: str | None
-    ) -> None:
-        """Count one round of one request; drafts after those of the head were copied.
-
-        `why_slow`: why the host had to choose.
-        """
-        self.rounds[num_drafts, num_accepted] += 1
-        self.copied_drafts += max(0, num_drafts - num_of_head)
-        self.copied_accepted += max(0, num_accepted - num_of_head)
-        if why_slow is None:
-            self.fast_rounds += 1
-        else:
-            self.slow_rounds[why_slow] = self.slow_rounds.get(why_slow, 0) + 1
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return Acceptance.of(self.rounds.copy())  # the engine may be counting meanwhile
-
-    @property
-    def chosen_drafts(self) -> Counter[int]:
-        """Rounds by their number of drafts."""
-        chosen: Counter[int] = Counter()
-        for (drafts, _), count in self.rounds.copy().items():
-            chosen[drafts] += count
-        return chosen
-
-    def clear(self) -> None:
-        """Count from here on."""
-        vars(self).update(vars(EngineStats()))
+    `why_slow`: why the host had to choose.
+    """
+    before = request.num_output
+    emit(request, verdict)
+    new = request.num_output - before
+    stats.output_tokens += new
+    if before:
+        # Drafts after a stop were right for nothing: they do not count as accepted.
+        drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
+        request.stats.observe(drafts, accepted, request.num_of_head)
+        stats.observe(drafts, accepted, request.num_of_head, why_slow)
+    elif new and request.stats.first_token_seconds is None:
+        request.stats.first_token_seconds = time.perf_counter() - request.created
+    return update_since(request, before)
 
 
 def emit(request: Request, verdict: Verdict) -> None:
@@ -213,123 +173,3 @@ def _check_text(request: Request) -> None:
     if request.text is not None and request.text.error is not None:
         request.finish_reason, request.error = "error", request.text.error
         request.stop_reason = None
-
-
-_ABORTED_KEPT = 256  # results of aborted requests that were not collected yet
-
-
-@dataclass
-class Group:
-    """The requests of one id."""
-
-    requests: list[Request]
-    is_claimed: bool  # by a stream or `generate`: its updates are not for `step`
-    is_aborted: bool = False
-    is_quiet: bool = False  # only the whole result is wanted: updates are not kept
-    updates: list[Update] = field(default_factory=list)
-
-    @property
-    def is_finished(self) -> bool:
-        return all(request.finish_reason is not None for request in self.requests)
-
-    def take(self) -> list[Update]:
-        """What was made since the last time."""
-        taken, self.updates = self.updates, []
-        return taken
-
-
-class Groups:
-    """What users have submitted, by id: open requests, updates not taken, results not collected."""
-
-    def __init__(self) -> None:
-        self._groups: dict[str, Group] = {}
-        self._aborted: dict[str, None] = {}  # oldest first
-
-    def __len__(self) -> int:
-        return len(self._groups)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether an id is in use; one that was aborted may be used again."""
-        return name in self._groups and not self._groups[name].is_aborted
-
-    @property
-    def names(self) -> list[str]:
-        return list(self._groups)
-
-    def open(self, name: str, requests: list[Request], *, is_claimed: bool) -> None:
-        self.forget(name)
-        self._groups[name] = Group(requests, is_claimed)
-
-    def requests(self, name: str) -> list[Request]:
-        """All samples; none of an unknown id."""
-        return self._groups[name].requests if name in self._groups else []
-
-    def is_finished(self, name: str) -> bool:
-        return name not in self._groups or self._groups[name].is_finished
-
-    def put(self, updates: Iterable[Update]) -> None:
-        for update in updates:
-            group = self._groups[update.request_id]
-            if not group.is_quiet:
-                group.updates.append(update)
-
-    def discard_updates(self, names: Iterable[str]) -> None:
-        """Updates of these will not be taken: kept, each round's would wait for the last one."""
-        for name in names:
-            self._groups[name].is_quiet = True
-
-    @property
-    def has_updates(self) -> bool:
-        """Whether `step` has something to hand out that was made before."""
-        return any(group.updates for group in self._groups.values() if not group.is_claimed)
-
-    def take(self) -> list[Update]:
-        """All updates that belong to no stream."""
-        groups = [group for group in self._groups.values() if not group.is_claimed]
-        return [update for group in groups for update in group.take()]
-
-    def find(self, name: str) -> Group | None:
-        return self._groups.get(name)
-
-    def abandon(self, name: str) -> None:
-        """Keep an aborted group for its collector, but not for ever."""
-        self._groups[name].is_aborted = True
-        self._aborted[name] = None
-        if len(self._aborted) > _ABORTED_KEPT:
-            self.forget(next(iter(self._aborted)))
-
-    def forget(self, name: str) -> None:
-        self._groups.pop(name, None)
-        self._aborted.pop(name, None)
-
-    def collect(self, name: str) -> Result:
-        """The result of a finished group, which is forgotten."""
-        if name not in self._groups:
-            raise RequestError(
-                f"no request is called {name!r}; it was never added, or its result was collected."
-            )
-        group = self._groups[name]
-        if not group.is_finished:
-            raise RequestError(
-                f"request {name!r} is still running; step until it is finished, or abort it."
-            )
-        self.forget(name)
-        first, outputs = group.requests[0], [_completion(r) for r in group.requests]
-        scores = first.prompt_scores
-        return Result(
-            name, first.prompt_ids, outputs, scores.entries() if scores is not None else None
-        )
-
-
-def _completion(request: Request) -> Completion:
-    return Completion(
-        index=request.sample,
-        token_ids=request.output_ids,
-        text=request.text.text if request.text is not None else "",
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        origins=request.origins,
-        logprobs=request.logprobs if request.params.logprobs is not None else None,
-        stats=request.stats,
-        error=request.error,
-    )

@@ -7,8 +7,8 @@ the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -18,13 +18,13 @@ from torch import Tensor
 
 from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import Detokenizer, PromptReader
-from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.kv_cache import root_digest
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.prompt_scores import PromptScores
 from headstart.engine.state_cache import StateTrack
+from headstart.engine.stats import RequestStats
 from headstart.errors import PromptTooLong, RequestError, some
-from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
 from headstart.sampling.params import Row, SamplingParams, derive_seed
@@ -57,42 +57,6 @@ def origins(
     copied: Origin = "copied"
     num_copied = max(0, num_accepted - num_of_head)
     return (*[accepted] * (num_accepted - num_copied), *[copied] * num_copied, last)
-
-
-@dataclass
-class RequestStats:
-    """Counters and times of one request."""
-
-    # Verification rounds, by their numbers of drafts and of accepted drafts.
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    copied_drafts: int = 0  # of all drafts, those that were copied,
-    copied_accepted: int = 0  # and were right
-    queue_seconds: float | None = None  # until it ran for the first time
-    first_token_seconds: float | None = None
-    total_seconds: float | None = None
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    seed: int = 0
-    max_tokens: int | None = None  # as resolved: by parameters, model length and memory
-    draft_vocab: str | None = None  # None: the whole vocabulary
-
-    def observe(self, num_drafts: int, num_accepted: int, num_of_head: int) -> None:
-        """Count one round; drafts after those of the head were copied."""
-        self.rounds[num_drafts, num_accepted] += 1
-        self.copied_drafts += max(0, num_drafts - num_of_head)
-        self.copied_accepted += max(0, num_accepted - num_of_head)
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return Acceptance.of(self.rounds)
-
-    @property
-    def num_drafted(self) -> int:
-        return sum(drafts * count for (drafts, _), count in self.rounds.items())
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(accepted * count for (_, accepted), count in self.rounds.items())
 
 
 @dataclass(eq=False)
@@ -197,6 +161,15 @@ class Request:
         self.state = State.WAITING
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A prompt that was read and checked."""
+
+    ids: list[int]
+    params: SamplingParams
+    draft_vocab: str | None
+
+
 class Admission:
     """Which requests one engine can take, by lengths, tokens and settings; makes them."""
 
@@ -269,20 +242,38 @@ class Admission:
         own = frozenset(params.stop_token_ids)
         return own if params.ignore_eos else own | self._prompts.end_ids
 
+    def requests(
+        self, group: str, asked: Asked, *, arrival: int, priority: int, grammar: Grammar | None,
+        cache_salt: str | None,
+    ) -> list[Request]:  # fmt: skip
+        """All samples of a checked prompt, the first of which arrives as number `arrival`."""
+        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+            raise RequestError(
+                f"priority is {priority!r}; give a whole number from {-MAX_PRIORITY} to "
+                f"{MAX_PRIORITY}, smaller is more important.", field="priority",
+            )  # fmt: skip
+        if cache_salt is not None and (type(cache_salt) is not str or not cache_salt):
+            raise RequestError(
+                "cache_salt is no text, or an empty one; give some text, or leave it out.",
+                field="cache_salt",
+            )
+        params = asked.params
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        vocab = self._model.config.vocab
+        guarded = GuardedGrammar(grammar, vocab) if grammar is not None else None
+        return [
+            self.request(
+                group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
+                arrival=arrival + sample, draft_vocab=asked.draft_vocab, cache_salt=cache_salt,
+            )
+            for sample in range(params.n)
+        ]  # fmt: skip
+
     def request(
-        self,
-        group: str,
-        sample: int,
-        ids: list[int],
-        params: SamplingParams,
-        *,
-        seed: int,
-        priority: int,
-        grammar: GuardedGrammar | None,
-        arrival: int,
-        draft_vocab: str | None = None,
-        cache_salt: str | None = None,
-    ) -> Request:
+        self, group: str, sample: int, ids: list[int], params: SamplingParams, *, seed: int,
+        priority: int, grammar: GuardedGrammar | None, arrival: int,
+        draft_vocab: str | None = None, cache_salt: str | None = None,
+    ) -> Request:  # fmt: skip
         """One sample of a checked prompt."""
         room = self.longest - len(ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)

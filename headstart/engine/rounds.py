@@ -15,40 +15,18 @@ from torch import Tensor
 
 from headstart.backends.base import (
     DeviceRounds,
-    Emitted,
     GivenCopy,
     HeadStates,
-    Launched,
     RoundRequest,
     TrunkOutput,
     TrunkRows,
 )
+from headstart.engine.flight import Flight, MeasuredRound, RoundOutcome
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.mask_threads import MaskThreads
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What one round gave one request."""
-
-    request: Request
-    emitted: Emitted
-    num_drafts: int
-    num_unread: int = 0  # tokens from before the round that the head has not read yet, at most
-    num_of_head: int | None = None  # drafts from here on were copied; None: none were
-
-
-@dataclass(frozen=True)
-class _Flight:
-    """A round that was launched: its requests by index, as they were then."""
-
-    requests: list[Request]
-    launched: Launched
-    context: int  # tokens of all requests together
-    fitting: dict[int, int] = field(default_factory=dict)  # drafts that a grammar lets through
 
 
 @dataclass(frozen=True)
@@ -59,16 +37,6 @@ class GivenCopies:
     most: int = 0
 
 
-@dataclass(frozen=True)
-class MeasuredRound:
-    """What a whole round cost."""
-
-    size: int
-    num_drafts: int
-    context: int
-    seconds: float
-
-
 class Rounds:
     """The requests of one engine that are on the device, by index."""
 
@@ -77,8 +45,8 @@ class Rounds:
         self._requests: list[Request] = []
         self._index: dict[Request, int] = {}
         self._num_blocks: dict[Request, int] = {}  # that the device knows of
-        self._flight: _Flight | None = None
-        self._firsts: _Flight | None = None  # first tokens that the host has not seen
+        self._flight: Flight | None = None
+        self._firsts: Flight | None = None  # first tokens that the host has not seen
         self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
         self._masks = MaskThreads()
         self.measured: MeasuredRound | None = None  # by the last `advance`
@@ -143,7 +111,10 @@ class Rounds:
             indices = {i: given.tokens[r] for r, i in self._index.items() if r in given.tokens}
             self._device.give(indices, given.most)
         is_launched = self._launch(wanted, rows)
-        outcomes = [] if before is None else self._outcomes(before)
+        outcomes: list[RoundOutcome] = []
+        if before is not None:
+            outcomes = before.outcomes()
+            self.measured = before.measured()
         if firsts is not None:  # tokens of prompts that were read after that round began
             for request, own in zip(firsts.requests, firsts.launched.collect(), strict=True):
                 outcomes.append(RoundOutcome(request, own, 0))
@@ -159,7 +130,7 @@ class Rounds:
         launched = self._device.launch(drafts, rows if self._device.joins(rows) else ())
         self.joined = launched.joined
         context = sum(len(request.tokens) for request in self._requests)
-        self._flight = _Flight(list(self._requests), launched, context)
+        self._flight = Flight(list(self._requests), launched, context)
         return True
 
     @property
@@ -183,29 +154,6 @@ class Rounds:
         for index, found in masks.items():
             self._flight.fitting[index] = len(found) - 1
         self._device.choose(masks)
-
-    def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:
-        emitted, launched = flight.launched.collect(), flight.launched
-        timing = launched.timing()
-        if timing is not None:
-            self.measured = MeasuredRound(
-                timing.size, timing.num_drafts, flight.context, timing.seconds
-            )
-        return [
-            RoundOutcome(
-                request, emitted[index], self._num_drafts(flight, index, emitted[index]),
-                launched.num_unread, emitted[index].num_of_head,
-            )
-            for index, request in enumerate(flight.requests)
-            if emitted[index].tokens
-        ]  # fmt: skip
-
-    def _num_drafts(self, flight: _Flight, index: int, emitted: Emitted) -> int:
-        """Drafts that counted: as many as there was room for, and as a grammar let through."""
-        made = emitted.num_drafts
-        made = flight.launched.drafts[index] if made is None else made
-        most = min(made, flight.requests[index].room - 1)
-        return max(0, min(most, flight.fitting.get(index, most)))
 
     def _extend(self, ahead: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known."""
@@ -262,7 +210,7 @@ class Rounds:
         rows = [_row(request, 0) for request in requests]
         tokens, launched = self._device.choose_first(logits, rows)
         self._entering = dict(zip(requests, tokens, strict=True))
-        self._firsts = _Flight(requests, launched, 0)
+        self._firsts = Flight(requests, launched, 0)
 
     @property
     def entering(self) -> list[Request]:

@@ -26,7 +26,14 @@ from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import Loading, TrunkNames, check_size, fill_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import table_bytes
-from headstart.models.stored import Layout, head_modules, load_stored_head, trunk_tensors
+from headstart.models.same_form import check_same_geometry
+from headstart.models.stored import (
+    HeadLoading,
+    Layout,
+    head_modules,
+    load_stored_head,
+    trunk_tensors,
+)
 from headstart.models.trunk import Trunk
 
 _DTYPES = {
@@ -49,6 +56,7 @@ class LoadedModel:
     device: torch.device
     max_len: int
     notes: tuple[str, ...]  # what was decided on the way, for people
+    head_loading: HeadLoading | None = None  # how its head was loaded, for another one
 
 
 @dataclass(frozen=True)
@@ -111,12 +119,28 @@ def build(
     held = (holds or plain_modules_hold)(model)
     loading = Loading(place, kind, held.trunk, held.why_not, held.experts)
     notes += fill_trunk(trunk, tensors, loading, max_len, names)
-    if stored.head is not None and head is not None:
-        loading = replace(loading, forms=held.head)
-        notes += load_stored_head(
-            head, stored.head, config, loading, max_len, draft_lm_head=draft_lm_head
+    if stored.head is None or head is None:
+        return replace(model, notes=tuple(notes))
+    as_head = HeadLoading(replace(loading, forms=held.head), layout, draft_lm_head)
+    notes += load_stored_head(head, stored.head, config, as_head, max_len)
+    return replace(model, notes=tuple(notes), head_loading=as_head)
+
+
+def build_another_head(model: LoadedModel, folder: Path) -> MTPHead:
+    """A head that could take the place of a model's own, loaded as that one was.
+
+    Refused before its tensors are read where it has another geometry or is run otherwise.
+    """
+    if model.head is None or model.head_loading is None:
+        raise ConfigError(
+            "the model runs without a head, so another one has no place to go to. Start it with a "
+            "head."
         )
-    return replace(model, notes=tuple(notes))
+    stored = _given_head(model.checkpoint, folder)
+    head = head_modules(stored, model.config, model.head_loading.layout)
+    check_same_geometry(model.head, head, folder)
+    load_stored_head(head, stored, model.config, model.head_loading, model.max_len)
+    return head
 
 
 def plain_modules_hold(model: LoadedModel) -> Held:

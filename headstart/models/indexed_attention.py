@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headstart.models.attention import EntryContext, Seen, attend_chosen, attend_rows
+from headstart.models.attention import EntryContext, Seen
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.grouped_attention import Attention
 from headstart.models.pooled_indexer import MeanIndexer
 from headstart.models.ragged import causal_attention, chained_attention, chosen_attention
 from headstart.models.rope import Rotation
+from headstart.models.row_attention import attend_chosen, attend_rows
 
 
 class IndexedAttention(Attention):

@@ -222,7 +222,10 @@ def _load_as_stored(module: nn.Module, plan: AsStored, loading: Loading) -> None
 def _for_each(act: Callable[[str], None], names: list[str], device: torch.device) -> None:
     if device.type == "cuda":
         # One thread cannot read and send as fast as files and bus allow.
-        with ThreadPoolExecutor(_READERS) as pool:
+        stream = torch.cuda.current_stream(device)
+        with ThreadPoolExecutor(
+            _READERS, initializer=torch.cuda.set_stream, initargs=(stream,)
+        ) as pool:
             list(pool.map(act, names))
         return
     for name in names:

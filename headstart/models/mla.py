@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from headstart.models.attention import EntryContext, Seen, attend_chosen, attend_rows
+from headstart.models.attention import EntryContext, Seen
 from headstart.models.indexer import Indexer, IndexRows
 from headstart.models.linear import Linear
 from headstart.models.mla_config import MlaConfig
@@ -20,6 +20,7 @@ from headstart.models.norm import Norm
 from headstart.models.pooled_indexer import PooledIndexer
 from headstart.models.ragged import causal_attention, chained_attention, chosen_attention
 from headstart.models.rope import Rotation, rotate
+from headstart.models.row_attention import attend_chosen, attend_rows
 
 Chosen = torch.Tensor | None  # which entries each row may see [R, n]; None for all
 

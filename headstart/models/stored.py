@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -68,21 +68,27 @@ def head_modules(head: Head, trunk: ModelConfig, run_as: Layout) -> MTPHead:
         return MTPHead(config, layout, 1 if is_one else head.num_modules)
 
 
-def load_stored_head(
-    module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading, max_len: int,
-    *, draft_lm_head: bool = True,
-) -> list[str]:  # fmt: skip
-    """Load the weights of a head into modules without memory; notes about how they are held.
+@dataclass(frozen=True)
+class HeadLoading:
+    """How a head is loaded beside its trunk."""
 
-    `draft_lm_head`: whether drafts go through the LM head that it may bring for them.
-    """
+    loading: Loading
+    layout: Layout = "own"
+    draft_lm_head: bool = True  # whether drafts go through the LM head that it may bring for them
+
+
+def load_stored_head(
+    module: MTPHead, head: Head, trunk: ModelConfig, how: HeadLoading, max_len: int
+) -> list[str]:
+    """Load the weights of a head into modules without memory; notes about how they are held."""
     notes: list[str] = []
+    loading = how.loading
     tensors, left = weights_among(head.tensors, stored_weights(head), notes)
     tensors.update({name: head.tensors[name] for name in left})  # refused by name below
     if module.num_modules < head.num_modules:
         tensors = {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
     notes += fill_head(module, tensors, loading)
-    if draft_lm_head:
+    if how.draft_lm_head:
         notes += _load_draft_lm_head(module, head, trunk, loading)
     rope = module.config.rope_of_head
     if module.layout.rotates_halves:

@@ -58,7 +58,7 @@ SCHEMAS: dict[str, Schema] = {
     "Version": _object(version=_TEXT),
     "ServerInfo": _object(
         version=_TEXT, models=_list(_TEXT), engine={"type": "object"},
-        server={"type": "object"}, max_model_len=_COUNT,
+        server={"type": "object"}, max_model_len=_COUNT, head_version=_COUNT,
     ),
     "TokenizerInfo": _object(tokenizer_class=_TEXT, chat_template=_MAYBE_TEXT, vocab_size=_COUNT),
     "Empty": {"type": "object"},

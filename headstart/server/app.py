@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 
 from headstart import __version__
 from headstart.errors import ConfigError, RequestError
+from headstart.server.access import Access
 from headstart.server.answer_schemas import answered
-from headstart.server.answering import answer_route, prepare_chat
+from headstart.server.answering import answer_route
 from headstart.server.api_docs import body_of, describe
 from headstart.server.apis.messages_request import CountTokensRequest, MessagesRequest
 from headstart.server.apis.prepare import (
@@ -25,7 +26,9 @@ from headstart.server.apis.responses_request import ResponsesRequest
 from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.intake import check_name
 from headstart.server.operation import add_operation, document_response, json_response
+from headstart.server.preparation import prepare_chat
 from headstart.server.protocol.requests import ChatRequest
+from headstart.server.pushed import add_push
 from headstart.server.refusals import Refusal, no_such_route, refusal_of, where_instead
 from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
@@ -36,7 +39,7 @@ from headstart.server.tokens import (
     detokenize,
     tokenize,
 )
-from headstart.server.wire import Access, Observed, encoded, record_of
+from headstart.server.wire import Observed, encoded, record_of
 
 
 def create_app(state: ServerState) -> FastAPI:
@@ -47,6 +50,7 @@ def create_app(state: ServerState) -> FastAPI:
     _add_answers(app, state, keys)
     _add_tokens(app, state, keys)
     add_operation(app, state, keys)
+    add_push(app, state)
     for kind in (Refusal, RequestError, ConfigError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     if state.options.cors_origin:

@@ -14,13 +14,6 @@ from pydantic import Field
 from headstart.engine.output import Completion
 from headstart.errors import RequestError
 from headstart.sampling.choose import TokenLogprob
-from headstart.server.answering import (
-    Prepared,
-    check_length,
-    grammar_of,
-    limiting_field,
-    seeded,
-)
 from headstart.server.answers.logprobs import (
     TextOffsets,
     check_prompt_entries,
@@ -28,12 +21,13 @@ from headstart.server.answers.logprobs import (
     prompt_logprobs,
 )
 from headstart.server.answers.writer import Writer
+from headstart.server.channels import Event, Job
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
+from headstart.server.preparation import Prepared, check_length, grammar_of, limiting_field, seeded
 from headstart.server.protocol.base import Texts, TokenIds, Whole
 from headstart.server.protocol.requests import SamplingFields
 from headstart.server.refusals import about
-from headstart.server.worker import Event, Job
 
 _LONG_ECHO = 1 << 18  # characters that take a while to write
 

@@ -18,7 +18,8 @@ from headstart.server.wire import encoded
 
 _METRICS = {"responses": {"200": {"description": "answered", "content": {"text/plain": {}}}}}
 _NOT_SHOWN = (  # keys, and places on this machine
-    "api_key", "chat_template", "draft_vocab", "host", "port", "ssl_certfile", "ssl_keyfile",
+    "api_key", "chat_template", "draft_vocab", "host", "port", "push_key_file", "ssl_certfile",
+    "ssl_keyfile",
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def add_operation(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
             {
                 "version": __version__, "models": list(state.names),
                 "engine": _settings(engine.options), "server": _settings(state.options),
-                "max_model_len": state.model.max_len,
+                "max_model_len": state.model.max_len, "head_version": engine.head_version,
             }
         )  # fmt: skip
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
+from headstart.data.api_keys import (
+    API_KEY_VARIABLE,
+    PUSH_KEY_VARIABLE,
+    keys_from_environment,
+    push_key,
+)
 from headstart.errors import ConfigError
 from headstart.files import read_text
 
@@ -65,6 +70,15 @@ class ServerOptions:
         default=False,
         metadata={"help": "clients may empty the cache of prompts (/reset_prefix_cache)"},
     )
+    allow_push: bool = field(
+        default=False,
+        metadata={"help": "who has the push key may swap the head (`headstart push`)"},
+    )
+    push_key_file: str | None = field(
+        default=None,
+        metadata={"help": f"file with the push key; {PUSH_KEY_VARIABLE} holds it as well"},
+    )
+    max_push_bytes: int = field(default=4 << 30, metadata={"help": "largest head that is taken"})
     separate_key_caches: bool = field(
         default=False,
         metadata={"help": "no key sees, in cached_tokens or time, what prompts another one sent"},
@@ -128,6 +142,29 @@ class ServerOptions:
             )
         if any(key != key.strip() for key in self.api_key or ()):
             raise ConfigError("--api-key begins or ends with a blank, which no client can send.")
+        self._check_push()
+
+    def _check_push(self) -> None:
+        if not self.allow_push:
+            if self.push_key_file is not None:
+                raise ConfigError("--push-key-file is given without --allow-push; give both.")
+            return
+        if self.push_key is None:
+            raise ConfigError(
+                "--allow-push is given and there is no push key; give --push-key-file, or set "
+                f"{PUSH_KEY_VARIABLE}."
+            )
+        if self.push_key in self.api_keys:
+            raise ConfigError(
+                "the push key is an API key, too, so every client could swap the head. Give it a "
+                "value of its own."
+            )
+
+    @property
+    def push_key(self) -> str | None:
+        """What a client must send to swap the head."""
+        file = self.push_key_file
+        return push_key(None if file is None else Path(file), "--push-key-file")
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -136,9 +173,9 @@ class ServerOptions:
 
 
 _POSITIVE = (
-    "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
-    "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
-    "max_grammar_seconds", "max_template_seconds",
+    "max_push_bytes", "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops",
+    "max_connections", "request_timeout_seconds", "step_timeout_seconds", "drain_seconds",
+    "max_grammar_bytes", "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from headstart.server.metrics.table import METRICS, OTHER, Metric
 
 if TYPE_CHECKING:  # the log is set up before anything large is imported
     from headstart.engine.output import Completion, Result
-    from headstart.engine.request import RequestStats
+    from headstart.engine.stats import RequestStats
     from headstart.server.metrics.series import Series
 
 LogFormat = Literal["text", "json"]

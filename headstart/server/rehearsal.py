@@ -15,10 +15,11 @@ from typing import Any
 from starlette.types import Message, Scope
 
 from headstart.errors import first_line
-from headstart.server.answering import Answering, prepare_chat
+from headstart.server.answering import Answering
 from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.intake import Gate, parse
 from headstart.server.metrics.series import Series
+from headstart.server.preparation import prepare_chat
 from headstart.server.protocol.requests import ChatRequest
 from headstart.server.recording import ServerMetrics
 from headstart.server.state import ServerState, Tally

@@ -1,103 +1,33 @@
-"""The thread of the engine, and the channels between it and the event loop.
+"""The thread of the engine.
 
 Only this thread touches the engine, from loading to the end. The event loop sends it calls through
 an inbox. The results of a step go back with one call into the loop, however many requests they are
-for. A channel carries everything of one HTTP request, which may be several prompts (completions)
-with several samples each. A step that raises ends the open requests with an error; the engine goes
-on if its state is consistent afterwards, and the thread ends if it is not.
+for (`channels.py`). A step that raises ends the open requests with an error; the engine goes on if
+its state is consistent afterwards, and the thread ends if it is not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
-from headstart.engine.engine import Asked, Engine
+from headstart.engine.engine import Engine
 from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
+from headstart.server.channels import Channel, Event, Inbox, Job
 from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import engine_failed
 
 _log = logging.getLogger("headstart.server")
 _RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` after which the engine goes on
 _RECOVERY_SECONDS = 60.0
+T = TypeVar("T")
 CUT = "request_timeout"  # the `stop_reason` of answers whose time was up
-
-
-@dataclass(frozen=True)
-class Job:
-    """One prompt, read and checked."""
-
-    asked: Asked
-    priority: int = 0
-    grammar: Any = None
-    cache_salt: str | None = None
-    # Never a client's: another client's request with the same one would be ended with it.
-    id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    @property
-    def num_samples(self) -> int:
-        return self.asked.params.n
-
-
-@dataclass(frozen=True)
-class Event:
-    """What one step added to a sample of prompt `number`; the prompt's last one has its result."""
-
-    number: int
-    update: Update
-    result: Result | None
-
-
-class Channel:
-    """Events of one HTTP request, in order; all methods belong to the event loop."""
-
-    def __init__(self, jobs: Sequence[Job], name: str = ""):
-        """`name`: the id of the answer, for the log."""
-        self.jobs, self.name = jobs, name
-        self._events: deque[Event] = deque()
-        self._failure: Exception | None = None
-        self._wake = asyncio.Event()
-        self._unfinished = len(jobs)
-        self.is_cut = False  # whether its time was up before everything had come
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the engine may still work for it."""
-        return self._unfinished > 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether everything has come and has been taken."""
-        return self._unfinished == 0 and not self._events
-
-    def put(self, event: Event) -> None:
-        self._unfinished -= event.result is not None
-        self._events.append(event)
-        self._wake.set()
-
-    def fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self._wake.set()
-
-    async def take(self) -> list[Event]:
-        """All events since the last time, at least one; raises what the engine raised."""
-        while not self._events:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)  # others may have raised it, too
-            self._wake.clear()
-            await self._wake.wait()
-        events = list(self._events)
-        self._events.clear()
-        return events
 
 
 class _Open:
@@ -114,11 +44,9 @@ class Worker:
 
     def __init__(self, make_engine: Callable[[], Engine], metrics: ServerMetrics):
         self._make_engine, self.metrics = make_engine, metrics
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._inbox = Inbox()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
-        self._calls: set[asyncio.Future[Any]] = set()  # the event loop's, too
-        self._is_over = False  # whether the thread has ended
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._failures: list[float] = []
@@ -145,7 +73,7 @@ class Worker:
     @property
     def num_queued(self) -> int:
         """Calls that the engine's thread has not taken yet."""
-        return self._inbox.qsize()
+        return len(self._inbox)
 
     def submit(self, channel: Channel) -> None:
         if self.failure is not None:
@@ -166,35 +94,23 @@ class Worker:
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
 
-    async def call(self, work: Callable[[Engine], Any]) -> Any:
-        """Do something with the engine, in its thread, between two steps."""
-        if self._is_over:
-            raise engine_failed()
-        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls.add(done)
-        done.add_done_callback(self._calls.discard)
+    def between_steps(self, work: Callable[[Engine], T]) -> Future[T]:
+        """Do something with the engine, in its thread, between two steps; for any thread."""
 
-        def run() -> None:
+        def with_engine() -> T:
             assert self.engine is not None
-            try:
-                result = work(self.engine)
-            except Exception as error:
-                self._call_in_loop(_settle, done, None, error)
-            else:
-                self._call_in_loop(_settle, done, result, None)
+            return work(self.engine)
 
-        self._inbox.put(run)
-        return await done
+        return self._inbox.ask(with_engine)
+
+    async def call(self, work: Callable[[Engine], T]) -> T:
+        """The same for the event loop."""
+        return await asyncio.wrap_future(self.between_steps(work))
 
     def fail_all(self, error: Exception) -> None:
         """End every request with an error, whatever the engine is doing."""
         for channel in self._channels:
             channel.fail(error)
-
-    def _fail_calls(self) -> None:
-        """The thread has ended: nobody takes what waits in the inbox."""
-        for done in list(self._calls):
-            _settle(done, None, engine_failed())
 
     def stop(self, seconds: float) -> bool:
         """End the thread after the current step; False if that takes too long."""
@@ -216,12 +132,11 @@ class Worker:
             self._fail_open()
             self._call_in_loop(self._on_change)
         finally:
-            self._is_over = True
-            self._call_in_loop(self._fail_calls)
+            self._inbox.close()
 
     def _turn(self, engine: Engine) -> None:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
-        self._take_calls(wait=not engine.has_work)
+        self._inbox.take(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
             return
         num_before = engine.stats.prompt_tokens
@@ -239,14 +154,6 @@ class Worker:
         self.metrics.observe_step(seconds, num_tokens)
         if updates:
             self._hand_out(engine, updates)
-
-    def _take_calls(self, *, wait: bool) -> None:
-        try:
-            self._inbox.get(block=wait)()
-            while True:
-                self._inbox.get_nowait()()
-        except Empty:
-            return
 
     def _add(self, channel: Channel) -> None:
         assert self.engine is not None
@@ -340,15 +247,6 @@ class Worker:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if done.done():  # given up, or failed with the thread
-        return
-    if error is not None:
-        done.set_exception(error)
-    else:
-        done.set_result(result)
 
 
 def _deliver(events: list[tuple[Channel, Event]]) -> None:

@@ -22,7 +22,7 @@ from headstart.engine import core
 from headstart.engine.auto import profile
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.engine import Engine
-from headstart.engine.output import EngineStats
+from headstart.engine.stats import EngineStats
 
 # Drafts pay for one or two requests; for more a row of drafts costs what a round does.
 PAYS_FOR_FEW = RoundCosts(

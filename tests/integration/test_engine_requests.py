@@ -121,7 +121,7 @@ def test_generate_ends_with_its_own_answers_and_leaves_others_running(drafting: 
 def test_aborted_requests_that_nobody_collects_are_forgotten_in_the_end(
     drafting: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstart.engine.output._ABORTED_KEPT", 3)
+    monkeypatch.setattr("headstart.engine.groups._ABORTED_KEPT", 3)
     names = [drafting.add([3], seeded()) for _ in range(5)]
     for name in names:
         drafting.abort(name)

@@ -20,7 +20,7 @@ from support.engine_runs import (
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.models import attention, indexer
+from headstart.models import indexer, row_attention
 from headstart.models.attention import Seen
 from headstart.models.indexer import IndexRows
 from headstart.models.mla import LatentAttention
@@ -56,7 +56,7 @@ def test_texts_are_the_same_where_rows_choose_in_parts(
     assert max(calls) > 2
     calls.clear()
     monkeypatch.setattr(indexer, "SCORE_VALUES", 1)
-    monkeypatch.setattr(attention, "_MASK_VALUES", 1)
+    monkeypatch.setattr(row_attention, "_MASK_VALUES", 1)
     found = run(start(folder, speculate=2), PROMPTS, greedy(12))
     assert set(calls) == {1} and ids_of(found) == ids_of(wanted)
 

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import distill_runs
 from support.commands import headstart
 from support.engine_runs import (
@@ -26,6 +27,7 @@ from support.engine_runs import (
 from support.head_edits import config, differing, export, head_names, stitch, tensors
 from support.long_runs import one_of_each, unless_long
 from support.quantized_models import quantized_model
+from support.swapped_heads import acceptance
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
@@ -336,3 +338,32 @@ def test_an_lm_head_of_another_size_is_refused(made: Made, asked: Path, tmp_path
     save_file(own, damaged / "head.safetensors")
     result = headstart("generate", str(asked / "model"), "t3", "--head", str(damaged))
     assert result.returncode == 1 and "Quantise the head with this model" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("bits", "kernels"), unless_long([("4", "auto"), ("8", "auto"), ("fp8", "off")], ENGINES)
+)
+def test_a_running_head_is_swapped_for_another_that_is_quantised_alike(
+    bits: str, kernels: str, made: Made, asked: Path, tmp_path: Path
+) -> None:
+    """Its matrices, its LM head for drafts, and the rows of that for a draft vocabulary."""
+    good = made(bits)
+    other = Path(shutil.copytree(good, tmp_path / "other"))
+    file = next(other.glob("*.safetensors"))
+    own = tensors(other)
+    for name in [name for name in own if name.endswith("weight_scale")]:
+        own[name] = own[name].flip(0).contiguous()
+    save_file(own, file, metadata={"format": "pt"})
+    settings: dict[str, Any] = {
+        **PLAIN, "kernels": kernels, "speculate": 3, "draft_vocab": list(range(0, 64, 2)),
+    }  # fmt: skip
+    engine, fresh = (start(asked / "model", head=head, **settings) for head in (other, good))
+    params = [greedy(16, draft_vocab=name) for name in ("none", "default")] * 4
+    weak, wanted = (acceptance(own, make_prompts()[:8], params) for own in (engine, fresh))
+    assert weak != wanted
+    engine.swap_head(good)
+    assert acceptance(engine, make_prompts()[:8], params) == wanted
+    plain = export(asked / "model", "headstart", tmp_path / "plain")
+    with pytest.raises(CheckpointError, match="stored in another format"):
+        engine.swap_head(plain)
+    assert acceptance(engine, make_prompts()[:8], params) == wanted

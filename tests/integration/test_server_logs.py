@@ -14,7 +14,7 @@ from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.output import Completion, Result
-from headstart.engine.request import RequestStats
+from headstart.engine.stats import RequestStats
 from headstart.server.answers.writer import usage_of
 from headstart.server.lifecycle import startup_lines
 from headstart.server.recording import LogFormat, RequestRecord, configure, log_request

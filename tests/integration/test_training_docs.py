@@ -21,6 +21,7 @@ SMALLER = {
     "--heldout 0.1": "--heldout 0.25",
     "--size 32000": "--size 64 --bandwidth 100",
     "--max-drafts 3": "--max-drafts 3 --bandwidth 100",
+    "--out run": "--out run --min-steps 6",
     "Name three rivers.": "t5 t6 t7",
 }
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()

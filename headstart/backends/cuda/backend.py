@@ -26,14 +26,14 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.packed import captured_rows
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
-from headstart.backends.cuda.quantized import hold_for_kernels, round_to_fp8
-from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
+from headstart.backends.cuda.quantized_experts import hold_all
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.recurrent_prompts import plain_recur, prompt_recur, why_plain
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.cuda.sparse_prompts import index_bytes
 from headstart.backends.cuda.working_memory import captured_bytes
+from headstart.backends.draft_lm_heads import LmHead
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
@@ -48,6 +48,7 @@ from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.kv_fp8 import SIZE_BYTES
 from headstart.models.linear import Linear
+from headstart.models.mtp import MTPHead
 from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row
 
@@ -61,12 +62,10 @@ class CudaBackend(Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
+        self._copies_head = False  # whether rounds have one in int8 beside the head
         for module in (self.trunk, self.head):
             if module is not None:
-                self.notes += hold_experts(module) + hold_for_kernels(module)
-                if options.weights == "fp8":
-                    round_experts(module)
-                    round_to_fp8(module)
+                self.notes += hold_all(module, to_fp8=options.weights == "fp8")
         if self._has_fp8_kv:
             self.notes.append("K/V are 8-bit floats with a scale per token and head")
         if self.device.type == "cuda":
@@ -78,6 +77,11 @@ class CudaBackend(Backend):
             self.kernels = ExactKernels(self.config.max_positions)
         else:
             self._choose_library()
+
+    def hold_head(self, head: MTPHead) -> None:
+        hold_all(head, to_fp8=self.options.weights == "fp8")
+        if self._copies_head:
+            add_int8(head)
 
     def _choose_library(self) -> None:
         config = self.config
@@ -242,6 +246,7 @@ class CudaBackend(Backend):
         """What a captured round runs; `draft_tokens` come beside it."""
         if self.head is not None and self._drafts_in_int8():
             add_int8(self.head)
+            self._copies_head = True
         return RoundModel(
             trunk=self.trunk, head=self.head, caches=self.memory.trunk,
             head_caches=self.memory.head, boundary=self._boundary,
@@ -258,8 +263,19 @@ class CudaBackend(Backend):
         kept = list({id(own): own for own in lm_heads}.values())  # one, where modules share it
         found = [own for own in kept if isinstance(own, Linear)]  # kernels run with no others
         if self.head is not None and self._drafts_in_int8():
-            found = [own if isinstance(own, KernelLinear) else with_int8(own) for own in found]
-        return DraftTokens(tuple(found), ids, _columns_of(ids, self.config.vocab))
+            found = [self._with_copy(own) for own in found]
+        return DraftTokens.of(found, ids, self.config.vocab)
+
+    def _with_copy(self, own: Linear) -> Linear:
+        """An LM head with an 8-bit copy for drafts; the trunk's own has to decide without one."""
+        if own is self.trunk.lm_head:
+            return own if isinstance(own, KernelLinear) else with_int8(own)
+        add_int8(own)
+        return own
+
+    def hold_draft_rows(self, running: LmHead, new: LmHead) -> None:
+        if running.int8 is not None:
+            add_int8(new)
 
     def _drafts_in_int8(self) -> bool:
         """Whether rounded copies of head and LM head draft: half the bytes, and the same text.
@@ -280,12 +296,3 @@ class CudaBackend(Backend):
             delta, self.config.num_recurrent, sizes.max_requests, sizes.max_drafts, self.dtype,
             device,
         )  # fmt: skip
-
-
-def _columns_of(ids: Tensor | None, vocab: int) -> Tensor | None:
-    """[V] where a draft vocabulary has each token, -1: nowhere."""
-    if ids is None:
-        return None
-    result = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
-    result[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-    return result

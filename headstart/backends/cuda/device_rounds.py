@@ -16,7 +16,7 @@ from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_repeat
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
-from headstart.backends.cuda.launched import LaunchedRound, WaitingRound
+from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, mark
 from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
@@ -48,7 +48,6 @@ from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
-
 
 _COPIED = (8, 16)  # drafts of a round in which a request copies
 _MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
@@ -97,7 +96,7 @@ class CapturedRounds(DeviceRounds):
         chosen = choose_rows(logits, rows, with_logprobs=True)
         counted = torch.stack([torch.ones_like(chosen.tokens), chosen.tokens], dim=1)
         launched = LaunchedRound(tops=[self._top(row.params) for row in rows])
-        self._copy_out(launched, counted, chosen.logprobs)
+        launched.copy_out(counted, chosen.logprobs)
         return list(chosen.tokens.clamp_min(0).unbind()), launched
 
     def _top(self, params: SamplingParams) -> int | None:
@@ -176,13 +175,12 @@ class CapturedRounds(DeviceRounds):
             self.batch.limit(limits)
         num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
         self._pending = most + 1 if shape.head_rows else self._pending + 1
-        launched = LaunchedRound(
-            drafts=limits, num_unread=num_unread, tops=[self._top(p) for p in self._params]
-        )
+        tops = [self._top(params) for params in self._params]
+        launched = LaunchedRound(tops, drafts=limits, num_unread=num_unread)
         if rows or needs.has_masks:
             self._launch_parts(launched, shape, rows)
             return launched
-        launched.began = self._mark()
+        launched.began = mark(self.backend.device)
         is_replay = self.graphs.run(shape)
         # Rounds that process logits would say too much of what usual ones cost.
         is_usual = self.shapes.is_usual(shape, most) and not self._copied
@@ -203,7 +201,7 @@ class CapturedRounds(DeviceRounds):
         self.graphs.run_part(shape.drafts)
         if shape.needs.has_masks:
             drafts = to_host(self.batch.ids[: len(launched.drafts)])
-            self._waiting = WaitingRound(launched, shape, drafts, self._mark())
+            self._waiting = WaitingRound(launched, shape, drafts, mark(self.backend.device))
         if rows:
             launched.joined = self._run_packed(shape.trunk, len(launched.drafts), rows)
         else:
@@ -240,10 +238,8 @@ class CapturedRounds(DeviceRounds):
         if shape.needs.has_logprobs:
             rows = count * shape.num_rows
             logprobs = self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
-        self._copy_out(launched, self.batch.emitted[:count], logprobs)
-        if self.batch.copies is not None:
-            launched.made = to_host(self.batch.made)
-            launched.done = self._mark()
+        made = self.batch.made if self.batch.copies is not None else None
+        launched.copy_out(self.batch.emitted[:count], logprobs, made)
 
     def is_drafting(self) -> bool:
         waiting = self._waiting
@@ -302,20 +298,3 @@ class CapturedRounds(DeviceRounds):
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:
         return BlankRounds(self, self.backend.sizes).times()
-
-    def _copy_out(
-        self, launched: LaunchedRound, emitted: Tensor, logprobs: tuple[Tensor, Tensor] | None
-    ) -> None:
-        """Copies for the host, and the event after which they are whole."""
-        launched.emitted = to_host(emitted)
-        if logprobs is not None:
-            launched.logprobs = to_host(logprobs[0]), to_host(logprobs[1])
-        launched.done = self._mark()
-
-    def _mark(self) -> torch.cuda.Event | None:
-        """A point in what the device has been given to do, with a time that it will know."""
-        if not self.batch.lengths.is_cuda:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event

@@ -148,7 +148,8 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         # One pool for all: parts never run at the same time, so they may share scratch memory.
         pool = next((other.pool() for other in self._graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool):
+        # Another thread may be loading a head: what it does must not end a capture.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             self._launch(part)
         return graph
 

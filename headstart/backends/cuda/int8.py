@@ -44,9 +44,11 @@ def with_int8(layer: Linear) -> Linear:
 
 
 def add_int8(module: nn.Module) -> None:
-    """Give every plain matrix below `module` an 8-bit copy; not experts, which are read whole."""
+    """Give every plain matrix below `module` an 8-bit copy, where it has none; not experts, which
+    are read whole."""
     for layer in _copied(module):
-        layer.int8 = Int8Rows(layer)
+        if layer.int8 is None:
+            layer.int8 = Int8Rows(layer)
 
 
 def int8_bytes(module: nn.Module) -> int:

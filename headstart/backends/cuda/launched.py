@@ -13,7 +13,17 @@ from torch import Tensor
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import Emitted, RoundTiming
 from headstart.backends.rows import TrunkOutput
+from headstart.backends.scores import to_host
 from headstart.sampling.choose import TokenLogprob
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """A point in what the device has been given to do, with a time that it will know."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 @dataclass
@@ -30,6 +40,18 @@ class LaunchedRound:
     emitted: Tensor | None = None  # [B, 1 + R], when all has been launched
     logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
     done: torch.cuda.Event | None = None
+
+    def copy_out(
+        self, emitted: Tensor, logprobs: tuple[Tensor, Tensor] | None = None,
+        made: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Begin to copy the outcome to the host, and mark when all of it will be there."""
+        self.emitted = to_host(emitted)
+        if logprobs is not None:
+            self.logprobs = to_host(logprobs[0]), to_host(logprobs[1])
+        if made is not None:
+            self.made = to_host(made)
+        self.done = mark(emitted.device)
 
     def collect(self) -> list[Emitted]:
         if self.emitted is None:  # a failed step left it before its choice

@@ -16,6 +16,7 @@ from headstart.backends.cuda.kernels.group_packing import PackedGroups, half_for
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts
+from headstart.backends.cuda.quantized import hold_for_kernels, round_to_fp8
 from headstart.checkpoint.quantized.weights import fp8_rows
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear, Stack
@@ -114,6 +115,18 @@ def _like_groups(
 def _kind(packed: PackedGroups) -> tuple[object, ...]:
     has_zeros = packed.zeros is not None
     return packed.bits, packed.group, packed.half, has_zeros, packed.scales.dtype
+
+
+def hold_all(module: nn.Module, *, to_fp8: bool) -> list[str]:
+    """Give every matrix below `module` the form of its kernels; notes about those without one.
+
+    `to_fp8`: plain ones are rounded.
+    """
+    notes = hold_experts(module) + hold_for_kernels(module)
+    if to_fp8:
+        round_experts(module)
+        round_to_fp8(module)
+    return notes
 
 
 def hold_experts(module: nn.Module) -> list[str]:

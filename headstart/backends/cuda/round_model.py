@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from headstart.backends.cuda.forward import Kernels, Rows
@@ -21,6 +23,15 @@ class DraftTokens:
     lm_heads: tuple[Linear, ...]  # N outputs each: one for all modules of a head, or one for each
     ids: Tensor | None = None  # [N] where the draft vocabulary is reduced,
     columns: Tensor | None = None  # and [V] where it has each token, -1: nowhere
+
+    @classmethod
+    def of(cls, lm_heads: Sequence[Linear], ids: Tensor | None, vocab: int) -> DraftTokens:
+        """`vocab`: tokens that the trunk chooses among."""
+        if ids is None:
+            return cls(tuple(lm_heads))
+        columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+        columns[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+        return cls(tuple(lm_heads), ids, columns)
 
     def lm_head(self, depth: int) -> Linear:
         """The one that drafts at `depth`, from 1."""

@@ -28,16 +28,16 @@ from headstart.backends.numba.forward import (
     slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
-from headstart.backends.numba.linear import FORMS
+from headstart.backends.numba.linear import FORMS, Packed
 from headstart.backends.numba.packing import pack_rest
 from headstart.backends.numba.vectors import LANES
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
-from headstart.backends.weights import convert_model
+from headstart.backends.weights import beside_layers, convert_trunk, convert_weights
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
-from headstart.models.mtp import MTPModule
+from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row, SamplingParams
 
@@ -66,10 +66,10 @@ class NumbaBackend(CompiledChooser, Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         Backend.__init__(self, model, options)
         CompiledChooser.__init__(self, self.config.vocab)
-        convert_model(self.trunk, self.head, FORMS, options.weights)
-        for module in (self.trunk, self.head):
-            if module is not None:
-                pack_rest(module)
+        convert_trunk(self.trunk, FORMS, options.weights)
+        pack_rest(self.trunk)
+        if self.head is not None:
+            self.hold_head(self.head)
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
@@ -77,6 +77,19 @@ class NumbaBackend(CompiledChooser, Backend):
         self._greedy: dict[int, Settings] = {}  # of so many plain greedy requests
         self._trunk: TrunkKernels | None = None
         self._modules: list[HeadKernels] = []
+
+    def hold_head(self, head: MTPHead) -> None:
+        convert_weights(head, FORMS[beside_layers(self.options.weights)])
+        pack_rest(head)
+
+    def head_swapped(self) -> None:
+        assert self.head is not None
+        rows = [own for known in self.draft_vocabs.values() for own in known.lm_heads]
+        for part in [*self.head.modules(), *rows]:
+            if isinstance(part, Packed):
+                part.weights_changed()
+        for module in self._modules:
+            module.weights_changed()
 
     def _allocate(self, sizes: CacheSizes) -> None:
         # Packed weights are views of what these hold: with the old ones all would be held twice.

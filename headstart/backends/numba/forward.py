@@ -160,8 +160,10 @@ def joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def norms(norms: Sequence[Norm]) -> np.ndarray:
-    return np.stack([norm.factor.numpy() for norm in norms])
+def _input_norms(module: MTPModule) -> np.ndarray:
+    """[2, hidden] of what comes first and second where token and state are fused."""
+    both = [module.embed_norm.factor.numpy(), module.hidden_norm.factor.numpy()]
+    return np.stack(both if module.layout.fuse_order == "embed_first" else both[::-1])
 
 
 def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
@@ -209,14 +211,17 @@ class HeadKernels:
         self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
         memory = Memory(slots, 0, module.rotary or trunk.rotary, module.window)
         self._block = Block.of([module.decoder], [memory])
-        swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
         self._head = kernels.Head(
-            self._block.table, module.embed_norm.eps, norms(both[::-1] if swaps else both),
+            self._block.table, module.embed_norm.eps, _input_norms(module),
             matrix_rows([module.fuse]),
             np.empty(0, np.float32) if out is None else out.factor.numpy(),
-            swaps, layout.recycled_hidden == "after_out_norm",
+            layout.fuse_order != "embed_first", layout.recycled_hidden == "after_out_norm",
         )  # fmt: skip
+
+    def weights_changed(self) -> None:
+        """Other weights were written into the module's memory, of which this has a copy."""
+        self._head.norms[:] = _input_norms(self._module)
 
     def run(
         self, ids: Sequence[int], hidden: torch.Tensor, layout: RowLayout

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from headstart.backends.numba import attention, delta, experts, latent, mlp
-from headstart.backends.numba.calls import OUTPUTS, WIDTH
+from headstart.backends.numba.calls import FIELDS, OUTPUTS, WIDTH
 from headstart.backends.numba.linear import Packed
 from headstart.backends.numba.packing import PackedLatent, PackedRouter
 from headstart.backends.numba.vectors import LANES
@@ -85,7 +85,10 @@ def address(tensor: torch.Tensor | None) -> int:
 
 def matrix_rows(modules: Sequence[nn.Module]) -> np.ndarray:
     """Matrices as kernels read them [n, FIELDS], while the modules live."""
-    return np.array([packed(module).fields() for module in modules], np.int64)
+    rows = np.empty((len(modules), FIELDS), np.int64)
+    for module, row in zip(modules, rows, strict=True):
+        packed(module).describe(row)
+    return rows
 
 
 def packed(module: nn.Module) -> Packed:

@@ -29,7 +29,12 @@ class Packed(nn.Module):
     order: torch.Tensor | None = None  # int32, which input comes where
     format: ClassVar[calls.Product]
     shape: tuple[int, int]  # outputs, inputs
-    detail = 0
+    _described: tuple[np.ndarray, ...] = ()  # rows of tables that say where it lies
+
+    @property
+    def detail(self) -> int:
+        """What the format needs to know beside the sizes."""
+        return 0
 
     def repack(self, packed: torch.Tensor) -> None:
         """The same weights at another place in memory."""
@@ -47,6 +52,16 @@ class Packed(nn.Module):
         fields[calls.DETAIL] = self.detail
         return fields
 
+    def describe(self, row: np.ndarray) -> None:
+        """Write the fields into a row of a table that kernels read."""
+        row[:] = self.fields()
+        self._described = (*self._described, row)
+
+    def weights_changed(self) -> None:
+        """Other weights were written into the same memory: what tables say may be another."""
+        for row in self._described:
+            row[:] = self.fields()
+
     def multiplied(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.detach().float().contiguous()
         y = torch.empty(len(rows), self.shape[0])
@@ -62,7 +77,12 @@ class PackedLinear(Packed, Int8Linear):
 
     weight: nn.Parameter
     bias: torch.Tensor
+    levels: torch.Tensor  # the largest integer that inputs may have
     format = products.int8_product
+
+    @property
+    def detail(self) -> int:
+        return int(self.levels)
 
     def __init__(self, source: Linear | None = None):
         super().__init__()
@@ -83,8 +103,8 @@ class PackedLinear(Packed, Int8Linear):
 
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
-        self.detail = self.levels = products.most_levels(weight)
         self.repack(products.pack(weight))
+        self.register_buffer("levels", torch.tensor(products.most_levels(weight)))
         self.register_buffer("scales", scales.contiguous())
         self.register_buffer("bias", bias.contiguous())
         self.factors, self.offsets = self.scales, self.bias
@@ -136,11 +156,14 @@ class PackedGroups(Packed, Linear):
         weight = source.quantized
         self.shape = (weight.shape[0], weight.shape[1])
         self.group, self.has_zeros = group, weight.zeros is not None
-        self.detail = group_products.detail_of(group, has_zeros=self.has_zeros)
         packed, self.factors = group_products.pack(weight, group)
         self.repack(packed)
         self.order = weight.inputs
         self.offsets = _bias(source, self.shape[0])
+
+    @property
+    def detail(self) -> int:
+        return group_products.detail_of(self.group, has_zeros=self.has_zeros)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)

@@ -26,11 +26,14 @@ from headstart.backends.weights import (
     PLAIN_FORMS,
     Int8Linear,
     WeightFormat,
-    convert_model,
+    beside_layers,
+    convert_trunk,
+    convert_weights,
 )
 from headstart.models.attention import LayerCache, PagedContext
 from headstart.models.build import LoadedModel
 from headstart.models.layers import LayerContext
+from headstart.models.mtp import MTPHead
 from headstart.models.quantized import GroupLinear
 from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
 from headstart.sampling.choose import choose
@@ -51,6 +54,7 @@ class TorchBackend(Backend):
                 f"K/V are rounded to 8-bit floats and held as {own}: the text that a GPU's would "
                 "give, none of the memory"
             )
+        self._head_form: WeightFormat | None = None  # where it is not that of the model
         if self.device.type == "cpu" and not options.exact:
             self._convert(options.weights)
         # Products in int8 give a row the same bits alone and among others; so should attention.
@@ -77,7 +81,14 @@ class TorchBackend(Backend):
                 forms, reason = PRODUCTS, why_not_whole(self.model)
             kind = "4-bit" if weights == "as-dtype" else weights
             self.notes.append(f"{kind} kernels compute no whole layers here: {reason}")
-        convert_model(self.trunk, self.head, forms, weights)
+        self._head_form = forms[beside_layers(weights)]
+        convert_trunk(self.trunk, forms, weights)
+        if self.head is not None:
+            self.hold_head(self.head)
+
+    def hold_head(self, head: MTPHead) -> None:
+        if self._head_form is not None:
+            convert_weights(head, self._head_form)
 
     def _allocate(self, sizes: CacheSizes) -> None:
         kv: Literal["plain", "rounded"] = "plain" if self.options.kv_dtype != "fp8" else "rounded"

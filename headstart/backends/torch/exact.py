@@ -15,12 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models.attention import LayerCache, Seen, attend_rows
+from headstart.models.attention import LayerCache, Seen
 from headstart.models.delta_rule import Rows
 from headstart.models.feed_forward import Router
 from headstart.models.indexer import Indexer
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
+from headstart.models.row_attention import attend_rows
 from headstart.models.row_invariant import Slots
 from headstart.models.streams import Shares
 from headstart.models.trunk import Trunk

@@ -15,11 +15,11 @@ from headstart.sampling.choose import TokenLogprob
 from headstart.server.answers.chat_text import ChatText
 from headstart.server.answers.logprobs import chat_logprobs, prompt_logprobs
 from headstart.server.answers.statistics import OriginText, statistics_of
+from headstart.server.channels import Event, Job
 from headstart.server.model import ServedModel
 from headstart.server.protocol.requests import ChatRequest, SamplingFields
 from headstart.server.reasoning import Start
 from headstart.server.refusals import Refusal, unanswerable
-from headstart.server.worker import Event, Job
 
 _LARGE = 2000  # tokens and alternatives in one answer
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from headstart.engine.output import Completion
 from headstart.sampling.choose import TokenLogprob
 from headstart.server.answers.writer import ChatWriter
-from headstart.server.worker import Event
+from headstart.server.channels import Event
 
 Kind = Literal["reasoning", "text", "call"]
 

@@ -10,13 +10,13 @@ from functools import partial
 from pydantic import PrivateAttr, ValidationError
 
 from headstart.errors import ConfigError, RequestError
-from headstart.server.answering import Prepared, prepare_chat
 from headstart.server.apis.messages_request import CountTokensRequest, MessageFields
 from headstart.server.apis.messages_writer import MessagesWriter
 from headstart.server.apis.responses_request import ResponsesRequest
 from headstart.server.apis.responses_writer import ResponsesWriter
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
+from headstart.server.preparation import Prepared, prepare_chat
 from headstart.server.protocol.field_errors import field_refusal
 from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal

@@ -46,6 +46,7 @@ def counters(engine: Engine) -> Values:
         ("decode_rounds", ()): stats.rounds.total(),
         ("trunk_seconds", ()): stats.trunk_seconds,
         ("draft_seconds", ()): stats.draft_seconds,
+        ("head_swaps", ()): engine.head_version,
     }
     return values | _draft_counters(engine) if engine.policy is not None else values
 
@@ -97,6 +98,7 @@ def gauges(engine: Engine, num_queued: int) -> Values:
         ("kv_cache_blocks", ("free",)): max(0, pool.num_available - pool.num_cached),
         ("cache_config_info", config): 1,
         ("engine_sleep_state", ("awake",)): 1,
+        ("head_version", ()): engine.head_version,
     }
     speculation = engine.policy
     reason = speculation.decided_by if speculation is not None else "none"

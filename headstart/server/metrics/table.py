@@ -72,7 +72,7 @@ _HTTP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0)
 # Routes by their templates; `none` where no route matched.
 _ROUTES = (
     "/", "/detokenize", "/docs", "/health", "/load", "/metrics", "/openapi.json", "/ping",
-    "/reset_prefix_cache", "/server_info", "/tokenize", "/tokenizer_info", "/version",
+    "/push_head", "/reset_prefix_cache", "/server_info", "/tokenize", "/tokenizer_info", "/version",
     "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{name:path}",
     "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "none",
 )  # fmt: skip
@@ -131,6 +131,8 @@ SPECULATION = (
            "what auto thinks a round costs at the current batch size, by drafts per request; of "
            "greedy requests where those ran last",
            _DRAFTS),
+    _gauge("head_version", "swaps of the head that drafts now; 0 for the one of the start"),
+    _counter("head_swaps", "heads that were swapped in while the server ran"),
     _counter("trunk_seconds", "seconds in the trunk: prompts and verification"),
     _counter("draft_seconds", "seconds in drafting, choosing K included"),
 )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 from headstart.cli.generate import Tint, answer, converse, loading, run
 from headstart.engine.options import EngineOptions
 from headstart.engine.output import Completion, Result, Update
-from headstart.engine.request import RequestStats
+from headstart.engine.stats import RequestStats
 from headstart.errors import ConfigError, RequestError
 from headstart.sampling.params import SamplingParams
 

@@ -24,10 +24,11 @@ from headstart.backends.base import (
     TrunkOutput,
     TrunkRows,
 )
+from headstart.engine.flight import MeasuredRound, RoundOutcome
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
-from headstart.engine.rounds import GivenCopies, MeasuredRound, RoundOutcome, Rounds
+from headstart.engine.rounds import GivenCopies, Rounds
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row, SamplingParams
 

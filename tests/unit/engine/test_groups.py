@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headstart.engine.output import Groups, Update
+from headstart.engine.groups import Groups
+from headstart.engine.output import Update
 
 
 def test_updates_that_will_not_be_taken_are_not_kept() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headstart.engine.drafter import HeadProgress
+from headstart.engine.head_progress import HeadProgress
 
 
 def states(*values: float) -> torch.Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from headstart.models import attention
-from headstart.models.attention import LayerCache, Span, attend_chosen, attend_span
+from headstart.models import row_attention
+from headstart.models.attention import LayerCache, Span, attend_span
+from headstart.models.row_attention import attend_chosen
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 37, 90, 6, 2, 8
 
@@ -26,14 +27,14 @@ def test_rows_in_pieces_see_what_they_would_see_together(
     cache = LayerCache(random(LENGTH, KV_HEADS, DIM), random(LENGTH, KV_HEADS, DIM))
     q, span = random(ROWS, HEADS, DIM), Span(0, ROWS, slice(53, 90), slice(0, LENGTH))
     together = attend_span(q, cache, span, window)
-    rows_seen, inner = list[int](), attention._attend
+    rows_seen, inner = list[int](), row_attention._attend
 
     def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows_seen.append(len(part))
         return inner(part, *rest)
 
-    monkeypatch.setattr(attention, "_attend", watched)
-    monkeypatch.setattr(attention, "_MASK_VALUES", step * LENGTH * HEADS // KV_HEADS)
+    monkeypatch.setattr(row_attention, "_attend", watched)
+    monkeypatch.setattr(row_attention, "_MASK_VALUES", step * LENGTH * HEADS // KV_HEADS)
     assert torch.allclose(attend_span(q, cache, span, window), together, rtol=1e-12, atol=1e-14)
     assert max(rows_seen) == step and sum(rows_seen) == ROWS
 
@@ -48,14 +49,14 @@ def test_rows_that_see_a_choice_come_in_pieces_too(
     allowed = (torch.rand(ROWS, LENGTH) < 0.3) & (torch.arange(LENGTH) <= last)
     allowed[:, 0] = True
     together = attend_chosen(q, values, values, allowed)
-    rows_seen, inner = list[int](), attention._attend_chosen
+    rows_seen, inner = list[int](), row_attention._attend_chosen
 
     def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows_seen.append(len(part))
         return inner(part, *rest)
 
-    monkeypatch.setattr(attention, "_attend_chosen", watched)
-    monkeypatch.setattr(attention, "_MASK_VALUES", step * LENGTH)
+    monkeypatch.setattr(row_attention, "_attend_chosen", watched)
+    monkeypatch.setattr(row_attention, "_MASK_VALUES", step * LENGTH)
     found = attend_chosen(q, values, values, allowed)
     assert torch.allclose(found, together, rtol=1e-12, atol=1e-14)
     assert max(rows_seen) == step and sum(rows_seen) == ROWS

@@ -10,10 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headstart.families.base import HeadLayout
 from headstart.models import ragged
-from headstart.models.attention import LayerCache, PagedContext, Span, attend_rows
+from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.documents import Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.ragged import causal_attention, chained_attention
+from headstart.models.row_attention import attend_rows
 from headstart.models.trunk import Trunk
 from headstart.models.unroll import teacher_states, trunk_states, unroll
 

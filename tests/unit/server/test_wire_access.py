@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headstart.server.access import Keys, check_host, check_site, key_in, salt_of_key
 from headstart.server.refusals import Refusal
-from headstart.server.wire import Keys, check_host, check_site, key_in, salt_of_key
 
 
 @pytest.mark.parametrize(

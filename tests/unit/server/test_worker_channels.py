@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
 
-from headstart.engine.engine import Asked, Engine
+from headstart.engine.engine import Engine
+from headstart.engine.request import Asked
 from headstart.errors import EngineError, RequestError
+from headstart.server.channels import Channel, Job
 from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import Refusal
-from headstart.server.worker import Channel, Job, Worker
+from headstart.server.worker import Worker
 
 
 def test_a_channel_that_failed_gives_what_came_before_and_then_the_error() -> None:
@@ -46,6 +49,31 @@ def test_calls_fail_when_the_thread_ends() -> None:
             await asyncio.wait_for(worker.call(ends), 10)
         with pytest.raises(Refusal):
             await asyncio.wait_for(worker.call(ends), 10)
+
+    asyncio.run(check())
+
+
+def test_any_thread_can_do_something_between_two_steps() -> None:
+    def fails(engine: Engine) -> None:
+        raise ValueError("as asked")
+
+    async def check() -> None:
+        worker = Worker(lambda: cast(Engine, _Idle()), cast(ServerMetrics, None))
+        gate, done = threading.Event(), list[str]()
+        early = worker.between_steps(lambda engine: gate.wait(10))  # before there is an engine
+        given_up = worker.between_steps(lambda engine: done.append("given up"))
+        failing = worker.between_steps(fails)
+        names = worker.between_steps(lambda engine: threading.current_thread().name)
+        assert given_up.cancel()
+        worker.start(lambda: None)
+        gate.set()
+        assert await asyncio.to_thread(early.result, 10) is True
+        assert await asyncio.to_thread(names.result, 10) == "engine"
+        with pytest.raises(ValueError, match="as asked"):
+            failing.result(10)
+        assert done == [] and worker.stop(10)
+        with pytest.raises(Refusal):
+            worker.between_steps(fails)
 
     asyncio.run(check())
 

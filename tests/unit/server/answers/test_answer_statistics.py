@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headstart.engine.output import Completion, Result
-from headstart.engine.request import RequestStats
+from headstart.engine.stats import RequestStats
 from headstart.server.answers.statistics import statistics_of
 
 

@@ -13,9 +13,9 @@ from headstart.sampling.choose import TokenLogprob
 from headstart.server import completions
 from headstart.server.answers.logprobs import MOST_PROMPT_ENTRIES, check_prompt_entries
 from headstart.server.answers.writer import ChatWriter
+from headstart.server.channels import Event
 from headstart.server.completions import CompletionRequest, CompletionWriter
 from headstart.server.protocol.requests import ChatRequest
-from headstart.server.worker import Event
 
 MODEL: Any = SimpleNamespace(names=["small"], pieces=SimpleNamespace(), fingerprint="")
 

@@ -12,8 +12,8 @@ from headstart.backends.cuda.kernels.attention import Cut, Packed, paged_attenti
 from headstart.backends.cuda.kernels.gates import gate_heads
 from headstart.backends.cuda.kernels.prompts import Tile, prompt_attention, tiles_of
 from headstart.backends.cuda.kernels.rows import place_qkv
-from headstart.models.attention import attend_rows
 from headstart.models.rope import NO_ROTATION, RopeConfig, RotaryTable, rotate
+from headstart.models.row_attention import attend_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, KV_HEADS, DIM, VALUE, PAGE = 4, 2, 16, 12, 4

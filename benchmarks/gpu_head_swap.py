@@ -1,0 +1,121 @@
+"""Swaps of the head while requests decode: texts, acceptance, and the longest gap between outputs.
+
+PYTHONPATH=. python3 benchmarks/gpu_head_swap.py MODEL [--requests 16] [--answer 600] [--swaps 4]
+
+MODEL is a calibrated checkpoint. A batch is answered without swaps, then with some, in turns to a
+head with noise in its fusion and back. Each head is prepared by another thread while rounds run, as
+a server does it, and swapped between two steps. Every text must be the cycle that the trunk walks.
+Prints the gaps between outputs of a request (median, 99th percentile, longest) with and without
+swaps, what preparing and swapping took, and the acceptance in the steps before and after each swap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from head_swap import disturbed
+
+from headstart.calibrate.calibrated import agreement_of
+from headstart.engine.engine import Engine
+from headstart.heads.export import plan_export
+from headstart.heads.formats import open_head
+from headstart.sampling.params import SamplingParams
+
+
+def answered(
+    engine: Engine, asked: list[list[int]], following: list[int], given: argparse.Namespace,
+    heads: list[Path],
+) -> dict[str, Any]:  # fmt: skip
+    """All prompts at once, with the heads swapped in at equal distances."""
+    params = SamplingParams(temperature=0, max_tokens=given.answer, ignore_eos=True)
+    ids = [engine.add(prompt, params) for prompt in asked]
+    last = dict.fromkeys(ids, 0.0)
+    gaps: list[float] = []
+    total, left = len(asked) * given.answer, list(heads)
+    done, swaps, parts = 0, [], [[0, 0]]  # of each stretch between swaps: rounds, accepted
+    with ThreadPoolExecutor(1) as pool:
+        preparing: Future[Any] | None = None
+        began = 0.0
+        while engine.has_work:
+            before = engine.stats.acceptance
+            updates = engine.step()
+            now = time.perf_counter()
+            after = engine.stats.acceptance
+            parts[-1][0] += after.rounds - before.rounds
+            parts[-1][1] += sum(after.accepted) - sum(before.accepted)
+            for update in updates:
+                if last[update.request_id]:
+                    gaps.append(now - last[update.request_id])
+                last[update.request_id] = now
+                done += len(update.token_ids)
+            if left and preparing is None and done > total * (len(swaps) + 1) / (len(heads) + 1):
+                began = time.perf_counter()
+                preparing = pool.submit(engine.prepare_head, left.pop(0))
+            elif preparing is not None and preparing.done():
+                prepared, ready = preparing.result(), time.perf_counter()
+                engine.swap_head(prepared)
+                swaps.append((ready - began, time.perf_counter() - ready))
+                preparing = None
+                parts.append([0, 0])
+    for prompt, name in zip(asked, ids, strict=True):
+        token = prompt[-1]
+        for chosen in engine.collect(name).outputs[0].token_ids:
+            assert chosen == following[token], "the text is not the cycle's"
+            token = chosen
+    gaps.sort()
+    return {
+        "gap_ms": {
+            "median": round(1e3 * gaps[len(gaps) // 2], 3),
+            "p99": round(1e3 * gaps[int(0.99 * len(gaps))], 3),
+            "longest": round(1e3 * gaps[-1], 3),
+        },
+        "prepare_and_swap_ms": [[round(1e3 * part, 2) for part in each] for each in swaps],
+        "acceptance_length": [
+            round(1 + accepted / max(1, rounds), 3) for rounds, accepted in parts
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--prompt", type=int, default=1000)
+    parser.add_argument("--answer", type=int, default=600)
+    parser.add_argument("--swaps", type=int, default=4)
+    parser.add_argument("--speculate", type=int, default=3)
+    parser.add_argument("--draft-weights", default="auto")
+    parser.add_argument("--noise", type=float, default=2.0, help="in the weak head, by tensor")
+    given = parser.parse_args()
+    following = agreement_of(Path(given.model)).following.tolist()
+    draw = random.Random(0)
+    asked = [draw.choices(range(2, len(following)), k=given.prompt) for _ in range(given.requests)]
+    engine = Engine(
+        given.model, speculate=given.speculate, draft_weights=given.draft_weights,
+        max_running_requests=given.requests, max_model_len=given.prompt + given.answer + 16,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        good = Path(folder) / "good"
+        with mock.patch.object(os, "fsync"):
+            plan_export(open_head(given.model), "headstart").write(good)
+        weak = disturbed(good, Path(folder) / "weak", given.noise)
+        heads = [good if number % 2 else weak for number in range(given.swaps)]
+        print("device", torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
+        answered(engine, asked, following, given, [])  # captures what is not captured yet
+        for name, swapped in (("without", []), ("with", heads), ("without", []), ("with", heads)):
+            found = answered(engine, asked, following, given, swapped)
+            print(json.dumps({"swaps": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

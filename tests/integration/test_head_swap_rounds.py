@@ -1,0 +1,37 @@
+"""A head that is swapped beside rounds on the device, interpreted: captured rounds read memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.engine_runs import greedy, ids_of
+from support.long_runs import unless_long
+from support.swapped_heads import acceptance, answered, bits_of, heads_of
+from support.tiny_fixture import Tiny
+from test_engine_kernels import PROMPTS, model, settings, start
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
+
+@pytest.mark.parametrize("draft_weights", unless_long(["int8"], ["as-dtype", "int8"]))
+def test_texts_stay_and_drafts_are_those_of_the_new_head(tiny: Tiny, draft_weights: Any) -> None:
+    heads = heads_of(model(tiny))
+    wanted = ids_of(start(heads.model, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
+    vocab = list(range(0, 64, 2))
+    engine, fresh = (
+        start(folder, "on", draft_weights=draft_weights, draft_vocab=vocab)
+        for folder in (heads.weak_model, heads.model)
+    )
+    assert engine.backend.name == "cuda"
+    before = bits_of(engine)
+    found = answered(engine, PROMPTS[:2], settings()[:2], [heads.good, heads.weak], every=1)
+    assert found == wanted
+    assert bits_of(engine) == before, "there and back leaves every bit as it was"
+    weak = acceptance(engine, PROMPTS[:1], [greedy(6)])
+    engine.swap_head(heads.good)
+    good = [acceptance(own, PROMPTS[:1], [greedy(6)]) for own in (engine, fresh)]
+    assert good[0] == good[1] != weak
+    assert bits_of(engine) == bits_of(fresh)
