@@ -25,6 +25,7 @@ LAYERS = [
     {"backends"},
     {"simulate", "vllm_plugin"},
     {"launch", "engine", "push", "quantize", "train"},
+    {"learn"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
     {"doctor"},
@@ -32,7 +33,7 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "backends", "simulate", "engine", "quantize", "train", "server",
+    "sampling", "models", "backends", "simulate", "engine", "quantize", "train", "learn", "server",
     "vllm_plugin",
 }  # fmt: skip
 # Where a model type may be named outside of families/: files, names (None: all), reason.

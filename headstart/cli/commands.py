@@ -31,6 +31,7 @@ TASKS = {
     "Serve": {
         "generate": "Answer a prompt or chat, with the embedded engine.",
         "serve": "Serve a model over HTTP, as OpenAI's API, with the embedded engine.",
+        "learn": "Show, remove or use what a server with --learn collected.",
         "launch": "Print or run the command that serves a model with its head.",
         "push": "Swap another head into a running server; its requests go on.",
     },
@@ -45,6 +46,7 @@ COMMANDS = {name: purpose for group in TASKS.values() for name, purpose in group
 OPTION_TITLES = {
     "DistillOptions": "Answers",
     "EngineOptions": "Engine",
+    "LearnOptions": "Learning while serving",
     "LoadOptions": "Load",
     "ServerOptions": "Server",
     "TargetOptions": "What is measured",
@@ -115,6 +117,18 @@ EXAMPLES = {
     "serve": {
         "headstart serve demo --weights int8": "API at /v1, chat page at /, metrics at /metrics",
         "headstart serve GLM-4.5-Air --speculate auto --host 0.0.0.0 --api-key KEY": "for others",
+        "headstart serve GLM-4.5-Air --learn learned": "keep requests, and tune the head on them",
+    },
+    "learn status": {
+        "headstart learn status learned": "of a server that was started with --learn learned",
+    },
+    "learn forget": {
+        "headstart learn forget learned": "what was collected; --heads: and what was learned",
+    },
+    "learn run": {
+        "headstart learn run learned --model MyModel": "the head to stitch is in learned/heads",
+        "headstart learn run new --model MyModel --requests in.jsonl --answers out.jsonl": "from "
+        "logs of another server",
     },
     "launch": {
         "headstart launch GLM-4.5-Air --engine vllm": "print the command",

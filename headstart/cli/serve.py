@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,13 @@ from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
+from headstart.learn.options import LearnOptions
 from headstart.server.options import ServerOptions, check_certificate, listen, read_template, url_of
 from headstart.server.recording import configure
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
+    from headstart.learn.supervisor import Learning
 
 # Every option may be a variable: HEADSTART_SERVE_PORT, HEADSTART_SERVE_SPECULATE, ...
 CONTEXT = {"auto_envvar_prefix": "HEADSTART_SERVE"}
@@ -28,10 +31,12 @@ def run(
     model: Model,
     server: ServerOptions,
     options: EngineOptions,
+    learn: LearnOptions,
     head: Head = None,
     config: Config = None,
 ) -> int:
     limit_spinning()
+    _check_learning(learn, server, options)
     _check_formats(server)
     _check_vocab(options)
     check_certificate(server)
@@ -40,7 +45,7 @@ def run(
         logging.getLogger("headstart.server").info(
             "loading %s; %s/health says when it is ready", model, url_of(listener, server)
         )
-        return _serve(model, server, head, options, listener)
+        return _serve(model, server, head, options, listener, learn)
 
 
 def _check_formats(server: ServerOptions) -> None:
@@ -70,7 +75,7 @@ def _check_vocab(options: EngineOptions) -> None:
 
 def _serve(
     model: str, server: ServerOptions, head: Path | None, options: EngineOptions,
-    listener: socket.socket,
+    listener: socket.socket, learn: LearnOptions,
 ) -> int:  # fmt: skip
     try:
         from headstart.server.lifecycle import serve
@@ -80,9 +85,53 @@ def _serve(
             f"{install('serve')}."
         ) from None
 
+    own = with_shipped_vocab(model, head, options)
+    learning = _learning(model, head, own, learn, server.api_keys)
+    if learning is not None and options.draft_vocab is None and own.draft_vocab is not None:
+        own = replace(own, draft_vocab=str(learning.renewed_vocab or own.draft_vocab))
+
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
 
-        return Engine(model, head, options=with_shipped_vocab(model, head, options))
+        served = head
+        if learning is not None:
+            learning.wait_for_memory()
+            served = learning.serving_path
+        return Engine(model, served, options=own)
 
-    return serve(model, server, make_engine, listener)
+    return serve(model, server, make_engine, listener, learning)
+
+
+def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineOptions) -> None:
+    """Refuse what cannot be learned with before a model is loaded."""
+    if learn.learn is None:
+        return
+    learn.check_names(server.api_keys)
+    if server.allow_push:
+        raise ConfigError(
+            "--learn and --allow-push are given: both would swap the head, each over the other's. "
+            "Drop one."
+        )
+    if not options.runs_head:
+        raise ConfigError(
+            f"--learn tunes the head, and --speculate {options.speculate} runs none. Drop one."
+        )
+
+
+def _learning(
+    model: str, head: Path | None, options: EngineOptions, learn: LearnOptions,
+    keys: tuple[str, ...],
+) -> Learning | None:  # fmt: skip
+    if learn.learn is None:
+        return None
+    from headstart.learn.starting import open_folder, start_lines
+    from headstart.learn.supervisor import Learning
+
+    log = logging.getLogger("headstart.learn")
+    for line in start_lines(learn, keys):
+        log.info(line)
+    task = open_folder(learn, model, head, device=options.device, dtype="auto")
+    task = replace(task, vocab=options.draft_vocab)
+    learning = Learning(learn, lambda served: replace(task, head=str(served)))
+    learning.start()
+    return learning

@@ -63,7 +63,13 @@ def answer_route(
             salt = salt_of_key(key_in(request.headers), salt)
         own = prepare if asked is body else partial(prepare, body)
         name = asked.request_id or secrets.token_hex(16)
-        return Answering(state, asked, f"{prefix}{name}", own, salt)
+        learning = state.learning
+        is_kept = (
+            learning is not None
+            and body.headstart.learn
+            and learning.may_keep(key_in(request.headers))
+        )
+        return Answering(state, asked, f"{prefix}{name}", own, salt, is_kept=is_kept)
 
     return answer
 
@@ -73,9 +79,10 @@ class Answering(Response):
 
     def __init__(
         self, state: ServerState, request: SamplingFields, answer_id: str,
-        prepare: Callable[..., Prepared], cache_salt: str | None = None,
+        prepare: Callable[..., Prepared], cache_salt: str | None = None, *, is_kept: bool = False,
     ):  # fmt: skip
-        self._cache_salt = cache_salt
+        """is_kept: the head may learn from it."""
+        self._cache_salt, self._is_kept = cache_salt, is_kept
         self.state, self.request, self.answer_id = state, request, answer_id
         self._prepare = prepare
         self._writer: Writer | None = None  # of a stream that has begun
@@ -120,6 +127,9 @@ class Answering(Response):
             jobs = [replace(job, grammar=grammar.fork()) for job in jobs]
         if self._cache_salt is not None:
             jobs = [replace(job, cache_salt=self._cache_salt) for job in jobs]
+        if self._is_kept and state.learning is not None:
+            kind = state.learning.kind_of(prepared.prompt)
+            jobs = [replace(job, learned_as=kind) for job in jobs]
         self._record.prompt = prepared.prompt if state.options.log_prompts else None
         for job in jobs:
             state.metrics.request_started(

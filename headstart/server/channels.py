@@ -31,6 +31,7 @@ class Job:
     priority: int = 0
     grammar: Any = None
     cache_salt: str | None = None
+    learned_as: str | None = None  # its kind where a server with --learn may keep it
     # Never a client's: another client's request with the same one would be ended with it.
     id: str = field(default_factory=lambda: secrets.token_hex(16))
 

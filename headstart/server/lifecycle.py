@@ -24,6 +24,7 @@ import headstart
 from headstart.engine.engine import Engine
 from headstart.engine.options import MAX_DRAFTS, MENU
 from headstart.errors import MissingExtra, RequestError
+from headstart.learn.supervisor import Learning
 from headstart.server.app import create_app
 from headstart.server.intake import ANY_NAME, give_back
 from headstart.server.options import ServerOptions, is_public, url_of
@@ -58,12 +59,14 @@ class Serving:
 
     def __init__(
         self, model: str, options: ServerOptions, make_engine: Callable[[], Engine],
-        listener: socket.socket, *, is_eager: bool = False,
+        listener: socket.socket, *, is_eager: bool = False, learning: Learning | None = None,
     ):  # fmt: skip
         """With `is_eager` the compiler of grammars starts before a request needs it."""
         self.options, self._is_eager = options, is_eager
         self._listener, self.url = listener, url_of(listener, options)
-        self.state = ServerState(model, options, make_engine, is_public=is_public(listener))
+        self.state = ServerState(
+            model, options, make_engine, is_public=is_public(listener), learning=learning
+        )
         self._signals: list[int] = []
         self._was_ready = False
         self._code, self._reason = 0, ""
@@ -206,12 +209,14 @@ class Serving:
 
 
 def serve(
-    model: str, options: ServerOptions, make_engine: Callable[[], Engine], listener: socket.socket
-) -> int:
+    model: str, options: ServerOptions, make_engine: Callable[[], Engine],
+    listener: socket.socket, learning: Learning | None = None,
+) -> int:  # fmt: skip
     """Run until a signal; returns the exit code. The log is configured by the caller."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     with contextlib.suppress(KeyboardInterrupt):
-        return Serving(model, options, make_engine, listener, is_eager=True).run()
+        serving = Serving(model, options, make_engine, listener, is_eager=True, learning=learning)
+        return serving.run()
     return 130
 
 

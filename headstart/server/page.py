@@ -16,7 +16,9 @@ from starlette.responses import Response
 
 _FOLDER = Path(__file__).parent / "page"
 # In this order; `export` is for reading only.
-_SCRIPTS = ("stream.js", "charts.js", "markdown.js", "answer.js", "measures.js", "main.js")
+_SCRIPTS = (
+    "stream.js", "charts.js", "markdown.js", "answer.js", "measures.js", "learning.js", "main.js",
+)  # fmt: skip
 
 
 @cache

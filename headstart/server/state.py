@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from headstart.checkpoint.local_paths import shown
 from headstart.engine.engine import Engine
+from headstart.learn.supervisor import Learning
 from headstart.server.grammars.compiler import TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec
 from headstart.server.intake import BodyReader, Gate
+from headstart.server.learned import attach
 from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.readings import Health, Readings
 from headstart.server.metrics.series import Series
@@ -50,9 +52,9 @@ class ServerState:
 
     def __init__(
         self, model: str, options: ServerOptions, make_engine: Callable[[], Engine], *,
-        is_public: bool,
+        is_public: bool, learning: Learning | None = None,
     ):  # fmt: skip
-        self.options, self.is_public = options, is_public
+        self.options, self.is_public, self.learning = options, is_public, learning
         self.root = shown(model)
         self.names: Sequence[str] = options.served_model_name or [self.root]
         series = Series(self.names[0])
@@ -86,6 +88,9 @@ class ServerState:
         engine.warm_up()
         self.model = ServedModel(engine, self.names, self.root, self.options)
         self.readings.attach(engine, num_queued=lambda: self.worker.num_queued)
+        if self.learning is not None:
+            attach(self.learning, self.worker, engine)
+            self.readings.learning = self.learning
         return engine
 
     async def compiled(self, spec: GrammarSpec) -> TokenGrammar:
@@ -120,6 +125,8 @@ class ServerState:
             self.model.close_templates()
 
     def close(self) -> None:
+        if self.learning is not None:
+            self.learning.close()
         for pool in (self.pool, self._grammar_pool, self.token_pool, self._metrics_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         if self.worker.engine is not None:

@@ -47,6 +47,7 @@ class Worker:
         self._inbox = Inbox()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
+        self.on_result: Callable[[Job, Result], None] | None = None  # what learns from answers
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
         self._failures: list[float] = []
@@ -217,6 +218,8 @@ class Worker:
         del self._open[open_job.job.id]
         result = engine.collect(open_job.job.id)
         self.metrics.request_finished(result)
+        if self.on_result is not None and open_job.job.learned_as is not None:
+            self.on_result(open_job.job, result)
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:

@@ -73,13 +73,13 @@ def validate(
     for row in mine:
         batch = prepare(row)
         for parts, learner in zip(found, learners, strict=True):
-            parts.extend(_walked(learner, row, batch, max_len))
+            parts.extend(walked(learner, row, batch, max_len))
     gathered = world.gather(found) if is_split else [found]
     return [_added(part for one in gathered for part in one[i]) for i in range(len(learners))]
 
 
 @torch.no_grad()
-def _walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple[str, Acceptance]]:
+def walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple[str, Acceptance]]:
     """Category and counters of each answer in a packed row."""
     num_drafts = learner.options.num_depths
     answers = [

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import headstart
 from headstart.engine.auto.policy import DecidedBy
+from headstart.server.metrics.learning import learning_values
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
+    from headstart.learn.supervisor import Learning
 
 Values = dict[tuple[str, tuple[str, ...]], float]  # by a metric's name and its labels' values
 
@@ -173,6 +175,7 @@ class Readings:
 
     def __init__(self) -> None:
         self.state: Health = "starting"  # as GET /health gives it
+        self.learning: Learning | None = None
         self._engine: Engine | None = None
         self._num_queued: Callable[[], int] = lambda: 0
         self._before: Values = {}  # counters of engines that are gone
@@ -201,6 +204,8 @@ class Readings:
             ("server_state", (state,)): float(state == self.state) for state in get_args(Health)
         }
         values["build_info", (headstart.__version__,)] = 1
+        if self.learning is not None:
+            values |= learning_values(self.learning.facts())
         engine = self._engine
         if engine is None:
             return values

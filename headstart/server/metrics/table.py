@@ -208,8 +208,32 @@ SERVER = (
            "until the last byte of an answer, streams included", (_HANDLER, _METHOD),
            _HTTP_SECONDS, alias="http_request_duration_seconds"),
 )  # fmt: skip
+_KIND = Label("kind", (*(str(number) for number in range(1, 9)), OTHER))
+_MEASURED = Label("head", ("before", "after"))
+LEARNING = (
+    _counter("learn_collected_texts", "answers that were kept to learn from"),
+    _counter("learn_collected_tokens", "their tokens, prompts included"),
+    _counter("learn_lost_texts", "answers that could not be written"),
+    _gauge("learn_store_bytes", "what is kept on disk, as the learner has read it"),
+    _gauge("learn_texts", "texts that the learner has, by use",
+           Label("use", ("train", "heldout"))),
+    _counter("learn_steps", "training steps"),
+    _counter("learn_seconds", "processor seconds of training steps"),
+    _counter("learn_checks", "comparisons of a learned head with the serving one"),
+    _counter("learn_swaps", "learned heads that were swapped in"),
+    _counter("learn_rollbacks", "learned heads that fell short and were taken back"),
+    _counter("learn_failures", "steps, heads and swaps that failed; the log says why"),
+    _counter("learn_busy_seconds", "seconds in which requests ran while there was a learner"),
+    _counter("learn_shared_seconds", "of these, seconds in which it was let run"),
+    _gauge("learn_acceptance_length",
+           "on recent held-out answers at the last check, by kind (in the order of status.json; "
+           "other: all of them) and head: before is the serving one, after the one that learns",
+           _KIND, _MEASURED),
+    _gauge("learn_live_first_drafts",
+           "accepted first drafts of answers: before the last swap, and after it", _MEASURED),
+)  # fmt: skip
 GROUPS = {
     "Speculation": SPECULATION, "Load and memory": LOAD, "Tokens": TOKENS, "Requests": REQUESTS,
-    "Server": SERVER,
+    "Server": SERVER, "Learning (with --learn)": LEARNING,
 }  # fmt: skip
 METRICS = {metric.name: metric for group in GROUPS.values() for metric in group}

@@ -40,6 +40,7 @@ function question(drafts, seed) {
   const asked = system ? [{ role: "system", content: system }, ...messages] : messages;
   const body = { model: "default", messages: asked, stream: true, headstart: { origins: true, statistics: true } };
   if (drafts !== "") body.headstart.speculate = drafts;
+  if ($("decline").checked) body.headstart.learn = false;
   for (const [id, name] of [["max-tokens", "max_tokens"], ["temperature", "temperature"]]) {
     const value = $(id).value;
     if (value !== "") body[name] = Number(value);
@@ -220,13 +221,16 @@ async function greet() {
     $("state").dataset.state = status;
     $("state").textContent = status;
     const isKnown = $("model").textContent.trim() !== "";
+    if (status === "ready" && isKnown && !$("learning").hidden) showLearning(await (await fetch("/metrics")).text());
     if (status !== "ready" || isKnown || !$("access").hidden) return;
     const models = await fetch("/v1/models", { headers: headers() });
     if (!models.ok) { show(await reasonOf(models)); return; }
     show(null);
     $("model").textContent = (await models.json()).data[0].id;
     document.title = `${$("model").textContent} - Headstart`;
-    offer(await (await fetch("/metrics")).text());
+    const metrics = await (await fetch("/metrics")).text();
+    offer(metrics);
+    showLearning(metrics);
   } catch {
     $("state").dataset.state = "away";
     $("state").textContent = "not reachable";

@@ -142,6 +142,9 @@ class HeadstartFields(Part):
         default=False,
         description="say of each token whether it was accepted, copied, recovered or bonus",
     )
+    learn: bool = Field(
+        default=True, description="false: a server with --learn keeps nothing of this request"
+    )
 
 
 def field_names(kind: type[Part]) -> list[str]:

@@ -1,0 +1,295 @@
+"""What learning while serving brings on a CPU: acceptance of weak kinds of requests, over time.
+
+    python benchmarks/learning_curve.py --texts texts --prompts prompts.jsonl \
+        --questions mt_bench.jsonl --work work --out benchmarks/results/learning_curve
+
+A server with `--learn` answers requests of three kinds (learning_kinds.py). Then there is no
+traffic for `--minutes`, in which the head learns and is swapped. Before and after, the server
+answers other requests of these kinds, whose passages it never saw, and MT-Bench's questions, with
+K = 3; nothing is kept of these. The curve between is the simulator's, on the same answers, for
+every head that served. `--learn-base` is made of `--prompts`, which are no questions of MT-Bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from learning_kinds import KINDS, Asked, requests
+
+from headstart.demo.unpacked import ready
+from headstart.processes import python_command
+
+MT_BENCH = "MT-Bench"
+_AT_ONCE = 8
+_HTTP = httpx.Client(timeout=600)
+
+
+@dataclass
+class Answered:
+    """One measured answer."""
+
+    kind: str
+    prompt: list[int]
+    answer: list[int]
+    rounds: int
+    accepted: int
+    finish_reason: str
+    text: str
+
+
+class Server:
+    """`headstart serve` with `--learn`, in a process of its own."""
+
+    def __init__(self, model: Path, folder: Path, base: Path, log: Path, flags: Sequence[str]):
+        self._log = open(log, "a", encoding="utf-8")  # noqa: SIM115
+        command = python_command(
+            "headstart", "serve", str(model), "--port", "0", "--learn", str(folder),
+            "--learn-base", str(base), "--speculate", "3", "--max-running-requests", "16",
+            "--max-model-len", "2048", "--no-prefix-caching", *flags,
+        )  # fmt: skip
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.url = self._wait()
+
+    def _wait(self) -> str:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._note(line)
+            if "ready at " in line:
+                import threading
+
+                threading.Thread(target=self._follow, daemon=True).start()
+                return line.split("ready at ")[1].split(",")[0].strip()
+        raise SystemExit("the server ended before it was ready")
+
+    def _follow(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._note(line)
+
+    def _note(self, line: str) -> None:
+        self._log.write(line)
+        self._log.flush()
+        if "learning:" in line:
+            print(line.rstrip(), flush=True)
+
+    def ask(self, asked: Asked, max_tokens: int, *, is_kept: bool) -> Answered:
+        body = {
+            "model": "default", "messages": [{"role": "user", "content": asked.text}],
+            "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True,
+            "headstart": {"learn": is_kept, "statistics": True, "speculate": 3},
+        }  # fmt: skip
+        found = _HTTP.post(f"{self.url}/v1/chat/completions", json=body).raise_for_status().json()
+        choice, stats = found["choices"][0], found["headstart"]["statistics"]
+        return Answered(
+            asked.kind, found["prompt_token_ids"], choice["token_ids"], stats["rounds"],
+            stats["accepted_tokens"], choice["finish_reason"], choice["message"]["content"],
+        )  # fmt: skip
+
+    def ask_all(self, asked: Sequence[Asked], tokens: int, *, is_kept: bool) -> list[Answered]:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(lambda one: self.ask(one, tokens, is_kept=is_kept), asked))
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+
+def lengths(answers: Sequence[Answered]) -> dict[str, float]:
+    """Acceptance length of each kind, as the server counted."""
+    result = {}
+    for kind in dict.fromkeys(answer.kind for answer in answers):
+        own = [answer for answer in answers if answer.kind == kind]
+        rounds = sum(answer.rounds for answer in own)
+        result[kind] = 1 + sum(answer.accepted for answer in own) / rounds
+    return result
+
+
+def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
+    """The model's answers to prompts of other kinds, as the first tuning had them."""
+    if (out / "dataset.json").is_file():
+        return
+    some = out.with_suffix(".jsonl")
+    with open(prompts, encoding="utf-8") as file:
+        some.write_text("".join(line for line, _ in zip(file, range(number), strict=False)))
+    command = python_command(
+        "headstart", "distill", str(model), "--prompts", str(some), "--out", str(out),
+        "--max-tokens", str(max_tokens), "--keep-truncated", "--heldout", "0.25",
+        "--speculate", "0", "--weights", "int8", "--max-running-requests", "16",
+    )  # fmt: skip
+    subprocess.run(command, check=True)
+
+
+def watch(folder: Path, seen: Path, minutes: float) -> list[dict[str, Any]]:
+    """Wait, and keep a copy of every head that serves; returns when each began to."""
+    began, swaps = time.time(), []
+    while time.time() - began < 60 * minutes:
+        time.sleep(3)
+        record = folder / "heads" / "heads.json"
+        found = json.loads(record.read_text()) if record.is_file() else []
+        for head in found:
+            name = head["name"]
+            if head["state"] == "serving" and not (seen / name).exists():
+                shutil.copytree(folder / "heads" / name, seen / name)
+                swaps.append({"name": name, "minutes": (time.time() - began) / 60})
+                print(f"{swaps[-1]['minutes']:5.1f} min: head {name} serves", flush=True)
+    return swaps
+
+
+def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> list[dict[str, Any]]:
+    """Acceptance lengths of these answers with each head, by the simulator."""
+    from headstart.heads.formats import open_runnable
+    from headstart.learn.assembly import learning_options
+    from headstart.learn.certainty import length
+    from headstart.learn.texts import Text
+    from headstart.learn.training import HeadTraining
+
+    options = learning_options({}, device="cpu", dtype="float32")
+    training = HeadTraining(open_runnable(model, ""), None, options, state_bytes=1 << 30)
+    records = [
+        Text(
+            id=str(i), prompt=a.prompt, answer=a.answer, kind=a.kind, time=0.0, seed=0,
+            finish_reason=a.finish_reason, sampling={"temperature": 0.0},
+        ).record()
+        for i, a in enumerate(answers)
+    ]  # fmt: skip
+    result = []
+    for head in heads:
+        training.serve(head)
+        found = training.walk(records, is_serving=True)
+        kinds = dict.fromkeys(answer.kind for answer in answers)
+        result.append({k: length([w for w in found.values() if w.kind == k]) for k in kinds})
+    return result
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    model, folder, seen = ready(), work / "learn", work / "seen"
+    for old in (folder, seen):
+        shutil.rmtree(old, ignore_errors=True)
+    seen.mkdir()
+    served, measured = requests(
+        arguments.texts, served=arguments.served, measured=arguments.measured
+    )
+    questions = [json.loads(line) for line in arguments.questions.read_text().splitlines()]
+    measured += [Asked(MT_BENCH, q["turns"][0]) for q in questions[: arguments.num_questions]]
+    make_base(model, arguments.prompts, work / "base", arguments.num_base, arguments.max_tokens)
+    server = Server(model, folder, work / "base", work / "server.log", arguments.flags.split())
+    try:
+        before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+        print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+        started = time.time()
+        server.ask_all(served, arguments.max_tokens, is_kept=True)
+        traffic = time.time() - started
+        print(f"served {len(served)} requests in {traffic:.0f} s; now nothing is asked", flush=True)
+        swaps = watch(folder, seen, arguments.minutes)
+        after = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+        print("after:", {k: round(v, 3) for k, v in lengths(after).items()}, flush=True)
+    finally:
+        server.stop()
+    start = folder / "heads" / "start"
+    curve = walked(model, [start, *(seen / swap["name"] for swap in swaps)], before)
+    points = [{"minutes": 0.0, "head": "start", **curve[0]}]
+    points += [
+        {"minutes": swap["minutes"], "head": swap["name"], **found}
+        for swap, found in zip(swaps, curve[1:], strict=True)
+    ]
+    status = json.loads((folder / "status.json").read_text())
+    return {
+        "minutes": arguments.minutes, "served": len(served), "measured": len(measured),
+        "max_tokens": arguments.max_tokens, "traffic_seconds": traffic,
+        "same_texts": sum(a.answer == b.answer for a, b in zip(before, after, strict=True)),
+        "before": lengths(before), "after": lengths(after), "curve": points,
+        "learner": {k: status[k] for k in ("steps", "seconds", "trained_tokens", "checks", "swaps",
+                                           "rollbacks", "train", "heldout")},
+        "cpu": _cpu(), "cores": os.cpu_count(), "python": sys.version.split()[0],
+        "command": "python benchmarks/learning_curve.py " + " ".join(
+            f"--{k.replace('_', '-')} {v}" for k, v in (
+                ("served", arguments.served), ("measured", arguments.measured),
+                ("num_questions", arguments.num_questions), ("minutes", f"{arguments.minutes:g}"))
+        ),
+    }  # fmt: skip
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return "unknown"
+
+
+def write(result: dict[str, Any], out: Path) -> None:
+    """JSON, a page with the curve, and a Markdown page."""
+    from headstart.report.page import Page
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    kinds = [*KINDS, MT_BENCH]
+    page = Page("Learning while serving", f"{result['cpu']}, {result['cores']} cores")
+    page.line_chart(
+        "Acceptance length at K = 3 on requests that were never served",
+        {k: [(p["minutes"], p[k]) for p in result["curve"]] for k in kinds},
+        "minutes of learning", "acceptance length",
+    )  # fmt: skip
+    rows = [[k, result["before"][k], result["after"][k], _gain(result, k)] for k in kinds]
+    page.table(["kind", "before", "after", "gain"], rows)
+    page.json("result", result)
+    page.write(out.with_suffix(".html"))
+    lines = [
+        "# Learning while serving: the demo's model on a CPU", "",
+        f"{result['cpu']}, {result['cores']} cores; {result['served']} served requests, "
+        f"{result['measured']} measured ones, answers of at most {result['max_tokens']} tokens, "
+        "greedy, K = 3, whole vocabulary.",
+        f"{result['minutes']:g} minutes of learning without traffic: "
+        f"{result['learner']['steps']} steps, {result['learner']['swaps']} swaps, "
+        f"{result['learner']['rollbacks']} rollbacks. Texts before and after: "
+        f"{result['same_texts']} of {result['measured']} identical.", "",
+        f"`{result['command']}`", "",
+        "## As the server counted, before and after", "",
+        "| kind | before | after | gain |", "|---|---|---|---|",
+        *(f"| {k} | {result['before'][k]:.3f} | {result['after'][k]:.3f} | {_gain(result, k)} |"
+          for k in kinds), "",
+        "## Curve: the simulator on the same answers, for every head that served", "",
+        f"| minutes | head | {' | '.join(kinds)} |", "|---" * (2 + len(kinds)) + "|",
+        *(f"| {p['minutes']:.1f} | {p['head']} | " + " | ".join(f"{p[k]:.3f}" for k in kinds) + " |"
+          for p in result["curve"]), "",
+    ]  # fmt: skip
+    out.with_suffix(".md").write_text("\n".join(lines))
+
+
+def _gain(result: dict[str, Any], kind: str) -> str:
+    return f"{result['after'][kind] / result['before'][kind] - 1:+.1%}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("texts", "prompts", "questions", "work", "out"):
+        parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--served", type=int, default=80, help="requests of each kind")
+    parser.add_argument("--measured", type=int, default=24, help="requests of each kind")
+    parser.add_argument("--num-questions", type=int, default=80)
+    parser.add_argument("--num-base", type=int, default=160, help="prompts of the base")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--flags", default="--weights int8", help="more options of the server")
+    arguments = parser.parse_args()
+    result = measure(arguments)
+    write(result, arguments.out)
+    print(json.dumps({"before": result["before"], "after": result["after"]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""A learning loop, put together from what a task names: model, head, options, base, store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.checkpoint.hub import local_folder
+from headstart.data.dataset import Dataset
+from headstart.data.fingerprints import tokenizer_sha
+from headstart.data.records import spread
+from headstart.heads.formats import open_runnable
+from headstart.learn.faults import training_class
+from headstart.learn.folder import Folder
+from headstart.learn.heads import LearnedHeads
+from headstart.learn.loop import Base, LearningLoop, Tell
+from headstart.learn.store import Store
+from headstart.learn.vocabs import served_vocab
+from headstart.models.build import resolve_device
+from headstart.train.options import TrainOptions, changed, resolve
+
+if TYPE_CHECKING:
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.learn.process import Task
+
+# What learning from few texts sets otherwise than a training run (docs/learning.md has what was
+# measured). Muon's iterations take most of a step on a CPU; 1e-3 is the rate of both recipes there.
+DEFAULTS: dict[str, Any] = {
+    "loss": "tv", "learning_rate": 1e-3, "batch_tokens": 768, "max_len": 2048, "pack_tokens": 2048,
+}  # fmt: skip
+_OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
+_STATE_BYTES = 1 << 29
+_BASE_LIMIT = 96
+
+
+def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
+    """Options of `train` for a head that learns while it serves."""
+    on = resolve_device(device).type
+    given = {**DEFAULTS, "optimizer": _OPTIMIZERS.get(on, "adamw"), **overrides}
+    return resolve(changed(TrainOptions(device=device, dtype=dtype), given))
+
+
+def make_loop(task: Task, tell: Tell) -> LearningLoop:
+    """Load everything; errors say what is wrong with what was given."""
+    folder = Folder(Path(task.folder))
+    checkpoint = open_runnable(local_folder(task.model), "Give its model, not a head.")
+    options = learning_options(task.overrides, device=task.device, dtype=task.dtype)
+    base = read_base(Path(task.base) if task.base else None, checkpoint)
+    head = Path(task.head) if task.head else None
+    make = training_class(task.fault)
+    vocab = served_vocab(Path(task.vocab) if task.vocab else None)
+    training = make(
+        checkpoint, head, options, state_bytes=_STATE_BYTES,
+        draft_vocab=None if vocab is None else vocab.ids,
+    )  # fmt: skip
+    store = Store(folder.texts, task.max_bytes)
+    assert options.batch_tokens is not None
+    return LearningLoop(
+        store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
+        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds, vocab=vocab,
+    )  # fmt: skip
+
+
+def read_base(path: Path | None, checkpoint: Checkpoint) -> Base:
+    """The dataset of the first tuning; DataError where it is another tokenizer's."""
+    if path is None:
+        return Base()
+    dataset = Dataset.open(path)
+    vocab_size = int(checkpoint.config.get("vocab_size", 0))
+    dataset.header.check(tokenizer_sha=tokenizer_sha(checkpoint), vocab_size=vocab_size)
+    heldout = spread(dataset.records("heldout"), _BASE_LIMIT)
+    return Base(dataset.records("train"), heldout)

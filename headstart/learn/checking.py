@@ -1,0 +1,85 @@
+"""Whether a head that has learned may serve: the simulator walks answers that it never saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from headstart.learn.certainty import Gain, Walked, compare, first_rate
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+
+# What walks records: the head that learns, or the one that serves.
+Walk = Callable[[Sequence["Record"]], Mapping[str, Walked]]
+WORST_ON_BASE = 0.01  # of the acceptance length, that what was known may lose
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The new head against the one that serves."""
+
+    recent: Gain
+    base: Gain
+    by_kind: dict[str, tuple[float, float]]  # lengths of recent answers, old and new
+    first_gain: float = 0.0  # of the rate of first drafts, recent: what can be seen live
+
+    @property
+    def is_accepted(self) -> bool:
+        return self.recent.is_better and not self.base.is_worse_by(WORST_ON_BASE)
+
+    @property
+    def reason(self) -> str:
+        """In words, for the log."""
+        recent, base = self.recent, self.base
+        said = (
+            f"{recent.old:.3f} -> {recent.new:.3f} on {recent.answers} recent held-out answers "
+            f"({recent.value:+.1%}, 95 % certain of {recent.low:+.1%}), "
+            f"{base.old:.3f} -> {base.new:.3f} on {base.answers} of the base ({base.value:+.1%})"
+        )
+        if not recent.is_better:
+            return f"not certainly better: {said}"
+        if base.is_worse_by(WORST_ON_BASE):
+            return f"worse on what was known: {said}"
+        return f"better: {said}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "is_accepted": self.is_accepted, "reason": self.reason, "recent": asdict(self.recent),
+            "base": asdict(self.base), "first_gain": self.first_gain,
+            "by_kind": {k: list(v) for k, v in self.by_kind.items()},
+        }  # fmt: skip
+
+
+class Checker:
+    """Remembers how the serving head walked each answer: only the new head walks all of them."""
+
+    def __init__(self) -> None:
+        self._serving: dict[str, Walked] = {}
+        self._learned: dict[str, Walked] = {}
+
+    def swapped(self, *, is_learned: bool) -> None:
+        """Another head serves: the one that was checked last, or any other."""
+        self._serving = self._learned if is_learned else {}
+
+    def check(
+        self, recent: Sequence[Record], base: Sequence[Record], *, serving: Walk, learned: Walk
+    ) -> Verdict:
+        records = [*recent, *base]
+        self._serving |= serving([r for r in records if r.id not in self._serving])
+        found = self._learned = dict(learned(records))
+        gains = [self._gain(part, found) for part in (recent, base)]
+        kinds = sorted({record.category for record in recent})
+        by_kind = {}
+        for kind in kinds:
+            gain = self._gain([r for r in recent if r.category == kind], found)
+            by_kind[kind] = (gain.old, gain.new)
+        names = [r.id for r in recent if r.id in found and r.id in self._serving]
+        before = first_rate([self._serving[name] for name in names])
+        after = first_rate([found[name] for name in names])
+        return Verdict(gains[0], gains[1], by_kind, after / before - 1 if before else 0.0)
+
+    def _gain(self, records: Sequence[Record], found: Mapping[str, Walked]) -> Gain:
+        names = [r.id for r in records if r.id in found and r.id in self._serving]
+        return compare([self._serving[n] for n in names], [found[n] for n in names])

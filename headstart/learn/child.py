@@ -1,0 +1,151 @@
+"""The learner's process as the server has it: started, heard, told, stopped and continued."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headstart.documents import parse_json
+from headstart.learn.process import Task
+from headstart.processes import python_command
+
+_log = logging.getLogger("headstart.learn")
+_PERIOD_SECONDS = 0.5  # in which learning gets its share, while requests run
+_LOOK_SECONDS = 0.02  # between two looks at whether requests run
+_BUSY_SECONDS = 1.0  # after the last request, that the server still counts as busy
+_MODULE = "headstart.learn.process"
+
+Heard = Callable[[str, dict[str, Any]], None]
+
+
+class Child:
+    """One process; `heard` is called in a thread of its own with every event."""
+
+    def __init__(self, task: Task, heard: Heard):
+        self._heard = heard
+        # Threads of numeric libraries that spin would take cores that requests need.
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+        self._process = subprocess.Popen(
+            python_command(_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=environment, text=True, start_new_session=True,
+        )  # fmt: skip
+        self._write(task.as_json())
+        self._is_closed = False
+        self.is_ready = threading.Event()  # or has ended
+        self._thread = threading.Thread(target=self._listen, name="learner", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def tell(self, command: str, **facts: Any) -> None:
+        self._write(json.dumps({"command": command, **facts}))
+
+    def send(self, number: int) -> None:
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.send(signal.SIGKILL)  # a stopped process takes no other
+        self._process.wait()
+        self._thread.join(1.0)
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                event = parse_json(line)
+                name = event.pop("event")
+            except (ValueError, AttributeError, KeyError):
+                _log.warning("learning: the learner said %r", line[:200])
+                continue
+            if name == "ready":
+                self.is_ready.set()
+            try:
+                self._heard(name, event)
+            except Exception:
+                _log.exception("learning: an event of the learner was lost")
+        code = self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # half a line may wait in it
+                if pipe is not None:
+                    pipe.close()
+        self.is_ready.set()
+        if not self._is_closed:
+            self._heard("gone", {"code": code})
+
+
+class Pace:
+    """Lets a process run when the server is idle, and a share of the time when it is not."""
+
+    def __init__(self, send: Callable[[int], None], share: float, is_busy: Callable[[], bool]):
+        self._send, self._share, self._is_busy = send, share, is_busy
+        self._end = threading.Event()
+        self._is_stopped = False
+        self._last_busy = -_BUSY_SECONDS
+        self.busy_seconds = self.shared_seconds = 0.0  # while requests ran: in all, and learning
+        self._thread = threading.Thread(target=self._run, name="learn-pace", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            if not self._busy():
+                self._continue()
+                self._end.wait(_LOOK_SECONDS)
+                continue
+            started = time.monotonic()
+            run = self._share * _PERIOD_SECONDS
+            if run > 0:
+                self._continue()
+                self._end.wait(run)
+            if self._share < 1:
+                self._stop()
+                while self._busy() and time.monotonic() - started < _PERIOD_SECONDS:
+                    if self._end.wait(_LOOK_SECONDS):
+                        break
+            self.busy_seconds += time.monotonic() - started
+            self.shared_seconds += run
+        self._continue()
+
+    def _busy(self) -> bool:
+        now = time.monotonic()
+        if self._is_busy():
+            self._last_busy = now
+        return now - self._last_busy < _BUSY_SECONDS
+
+    def _stop(self) -> None:
+        self._send(signal.SIGSTOP)  # every time: the process may be a new one
+        self._is_stopped = True
+
+    def _continue(self) -> None:
+        if self._is_stopped:
+            self._send(signal.SIGCONT)
+            self._is_stopped = False

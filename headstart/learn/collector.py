@@ -1,0 +1,135 @@
+"""Takes served answers off the engine's thread, and writes them to disk in one of its own.
+
+Between two writes at most so many answers of a kind are held, drawn evenly from all that came. A
+disk that is full costs texts, never an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.files import write_whole
+from headstart.learn.folder import Folder
+from headstart.learn.store import TextWriter
+from headstart.learn.texts import Text
+
+_log = logging.getLogger("headstart.learn")
+_WRITE_SECONDS = 5.0
+_MOST_OF_KIND = 256  # answers of one kind between two writes
+_MOST_KINDS = 64
+_OVERFULL = 1.25  # of the space: the learner has not thinned out, so nothing is added
+_SAY_SECONDS = 600.0
+
+
+@dataclass
+class Collected:
+    """Counters; read from any thread."""
+
+    texts: int = 0
+    tokens: int = 0
+    num_bytes: int = 0
+    passed_over: int = 0  # more came than is held between two writes
+    lost: int = 0  # could not be written
+
+
+class Collector:
+    """`offer` may be called in any thread and returns at once."""
+
+    def __init__(self, folder: Folder, max_bytes: int):
+        self._folder, self._max_bytes = folder, max_bytes
+        self._writer = TextWriter(folder.texts)
+        self._lock = threading.Lock()
+        self._held: dict[str, list[Callable[[], Text]]] = {}
+        self._seen: dict[str, int] = {}
+        self._rng = random.Random()
+        self._end = threading.Event()
+        self._said = -_SAY_SECONDS
+        self.counts = Collected()
+        self._thread = threading.Thread(target=self._run, name="learn-texts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def offer(self, kind: str, make: Callable[[], Text]) -> None:
+        """`make` is called later, in the collector's thread."""
+        with self._lock:
+            if kind not in self._held and len(self._held) >= _MOST_KINDS:
+                kind = next(iter(self._held))
+            held = self._held.setdefault(kind, [])
+            seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+            if len(held) < _MOST_OF_KIND:
+                held.append(make)
+                return
+            self.counts.passed_over += 1
+            place = self._rng.randrange(seen)  # each of those seen stays with the same chance
+            if place < _MOST_OF_KIND:
+                held[place] = make
+
+    def close(self) -> None:
+        """Write what is held."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(_WRITE_SECONDS)
+
+    def flush(self) -> None:
+        """Write what is held; by the collector's thread."""
+        with self._lock:
+            held, self._held, self._seen = self._held, {}, {}
+        texts = [make() for part in held.values() for make in part]
+        if not texts:
+            return
+        try:
+            if self._used_bytes() > _OVERFULL * self._max_bytes:
+                self._say("there is no room for more texts, and the learner has not thinned them")
+                self.counts.lost += len(texts)
+                return
+            self.counts.num_bytes += self._writer.add(texts)
+        except OSError as error:
+            self.counts.lost += len(texts)
+            self._say(f"texts are not collected: {error.strerror} ({self._folder.texts})")
+            return
+        self.counts.texts += len(texts)
+        self.counts.tokens += sum(len(text.prompt) + len(text.answer) for text in texts)
+
+    def _used_bytes(self) -> int:
+        return sum(size_of(path) for path in self._folder.texts.glob("*.jsonl"))
+
+    def _say(self, what: str) -> None:
+        now = time.monotonic()
+        if now - self._said >= _SAY_SECONDS:
+            self._said = now
+            _log.warning("learning: %s; serving goes on", what)
+
+    def _run(self) -> None:
+        while not self._end.wait(_WRITE_SECONDS):
+            self._guarded_flush()
+        self._guarded_flush()
+        self._writer.close()
+
+    def _guarded_flush(self) -> None:
+        try:
+            self.flush()
+        except Exception:
+            _log.exception("learning: texts could not be written; serving goes on")
+
+
+def size_of(path: Path) -> int:
+    """0 for a file that is gone meanwhile."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def write_status(folder: Folder, text: str) -> None:
+    """For `headstart learn status`; a full disk is not an error."""
+    try:
+        write_whole(folder.status, text.encode(), is_only_writer=True)
+    except OSError:
+        return

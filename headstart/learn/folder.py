@@ -1,0 +1,107 @@
+"""The folder of `--learn`: where everything lies, who may write, and what it says of itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from headstart.errors import ConfigError, WriteFailed
+from headstart.files import write_whole
+
+WORDS = """What this folder holds
+======================
+
+It belongs to a Headstart server that was started with --learn. The server keeps here:
+
+texts/   What it was asked and what it answered, as token ids, which anyone with the model's
+         tokenizer can turn back into text. Of each: prompt, answer, the first words of the
+         prompt (its kind), time, and how it was sampled. No names, keys or addresses of clients.
+         At most {gigabytes:g} GB: of more, a sample that is even over time and kinds is kept.
+heads/   Heads that were tuned on these texts, and how good they were. A head is weights. Like
+         any model it may have learned something of what it was tuned on.
+status.json   Numbers that `headstart learn status` shows.
+
+Requests with {{"headstart": {{"learn": false}}}} are not kept, nor those of keys named by
+--learn-not-for.
+
+To remove the texts:           headstart learn forget FOLDER       (learned heads remain)
+To remove the heads as well:   headstart learn forget FOLDER --heads
+"""
+_WORDS_NAME = "WHAT-IS-KEPT.txt"
+
+
+class Folder:
+    """Paths inside; nothing is read or made by making one."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.texts, self.heads = path / "texts", path / "heads"
+        self.status = path / "status.json"
+        self.words = path / _WORDS_NAME
+        self.record = self.heads / "heads.json"
+
+    @property
+    def is_there(self) -> bool:
+        return self.words.is_file()
+
+    def make(self, gigabytes: float) -> None:
+        """Make the folder and say in it what it is; WriteFailed where that cannot be."""
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.is_there:
+            raise ConfigError(
+                f"--learn is {self.path}, which holds other files (no {_WORDS_NAME} in it). Give "
+                "a new folder, or one that an earlier server learned in."
+            )
+        try:
+            for folder in (self.texts, self.heads):
+                folder.mkdir(parents=True, exist_ok=True)
+            self.path.chmod(0o700)  # it holds what clients wrote
+            write_whole(self.words, WORDS.format(gigabytes=gigabytes).encode())
+        except OSError as error:
+            raise WriteFailed(
+                f"--learn {self.path} cannot be written ({error.strerror}). Give another folder."
+            ) from error
+
+    def check(self) -> None:
+        if not self.is_there:
+            raise ConfigError(
+                f"{self.path} is not a folder of `headstart serve --learn` (no {_WORDS_NAME} in "
+                "it). Give one that is."
+            )
+
+    def lock(self) -> BinaryIO:
+        """Keep other servers and `forget` out until the file is closed; ConfigError if one is in.
+
+        The system gives the lock back when the process ends, however it ends.
+        """
+        file = open(self.path / ".lock", "ab")  # noqa: SIM115  the caller's
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ConfigError(
+                f"{self.path} is in use by a running server or learner. Stop it first, or give "
+                "another folder."
+            ) from None
+        os.set_inheritable(file.fileno(), False)
+        return file
+
+
+def forget(folder: Folder, *, heads: bool) -> str:
+    """Remove what was collected, and learned heads where asked; says what was removed."""
+    folder.check()
+    with folder.lock():
+        texts = list(folder.texts.iterdir()) if folder.texts.is_dir() else []
+        num_bytes = sum(path.stat().st_size for path in texts)
+        for path in texts:
+            path.unlink()
+        folder.status.unlink(missing_ok=True)
+        said = f"removed {len(texts)} files of texts ({num_bytes / 1e6:.1f} MB)"
+        kept = [path for path in folder.heads.glob("*") if path.is_dir()]
+        if heads:
+            shutil.rmtree(folder.heads)
+            folder.heads.mkdir()
+            return f"{said} and {len(kept)} learned heads"
+        return f"{said}; {len(kept)} learned heads remain (--heads removes them, too)"

@@ -1,0 +1,148 @@
+"""Heads that were learned: kept with what they promised and what they held, newest few and best.
+
+`heads.json` is the only record of which one serves; it is replaced whole, after the head's folder
+is there whole. So a kill at any moment leaves a head that can be served.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from headstart.documents import misfit, parse_json
+from headstart.files import read_plain, write_whole
+from headstart.learn.folder import Folder
+
+NEWEST = 3  # heads that are kept, beside the best and the one that serves
+State = Literal["ready", "serving", "served", "rolled back", "refused"]
+START = "start"  # the name of the head that the server was started with
+
+
+@dataclass
+class LearnedHead:
+    """One line of the record."""
+
+    name: str
+    state: str  # State
+    time: float
+    promise: dict[str, Any] = field(default_factory=dict)  # a Verdict
+    live: dict[str, Any] = field(default_factory=dict)  # what was measured while it served
+    note: str = ""  # why it was refused or rolled back
+
+    @property
+    def length(self) -> float:
+        """Promised acceptance length on recent answers."""
+        recent = self.promise.get("recent")
+        return float(recent["new"]) if isinstance(recent, dict) and "new" in recent else 0.0
+
+
+class LearnedHeads:
+    """The heads of a folder; one process writes."""
+
+    def __init__(self, folder: Folder):
+        self._folder = folder
+        self.heads: list[LearnedHead] = _read(folder.record)
+
+    def path(self, name: str) -> Path:
+        return self._folder.heads / name
+
+    @property
+    def serving(self) -> LearnedHead | None:
+        """None: the head that the server was started with."""
+        return next((head for head in reversed(self.heads) if head.state == "serving"), None)
+
+    @property
+    def before(self) -> str:
+        """What would serve if the serving head were taken back."""
+        served = [head.name for head in self.heads if head.state == "served"]
+        there = [name for name in served if self.path(name).is_dir()]
+        return there[-1] if there else START
+
+    def next_name(self) -> str:
+        known = [head.name for head in self.heads]
+        known += [path.name for path in self._folder.heads.glob("*") if path.is_dir()]
+        return f"{1 + max((int(name) for name in known if name.isdigit()), default=0):04d}"
+
+    def add(self, name: str, promise: dict[str, Any]) -> LearnedHead:
+        head = LearnedHead(name, "ready", time.time(), promise)
+        self.heads.append(head)
+        self._write()
+        return head
+
+    def serve(self, name: str) -> None:
+        """It serves from now on; the record is on disk when this returns."""
+        for head in self.heads:
+            if head.state == "serving":
+                head.state = "served"
+            if head.name == name:
+                head.state = "serving"
+        self._write()
+        self._prune()
+
+    def take_back(self, name: str, note: str, state: State = "rolled back") -> None:
+        """It does not serve any more, or never did; the one before it serves again."""
+        was_serving = self.serving is not None and self.serving.name == name
+        before = self.before
+        for head in self.heads:
+            if head.name == name:
+                head.state, head.note = state, note
+            elif head.name == before and was_serving:
+                head.state = "serving"
+        self._write()
+
+    def clear_unfinished(self) -> None:
+        """Drop what a server left that was killed between writing a head and serving it."""
+        unfinished = [head for head in self.heads if head.state == "ready"]
+        for head in unfinished:
+            head.state, head.note = "refused", "the server ended before it served"
+        if unfinished:
+            self._write()
+        known = {head.name for head in self.heads if head not in unfinished}
+        for path in self._folder.heads.glob("*"):
+            if path.is_dir() and path.name.isdigit() and path.name not in known:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def begin_anew(self) -> None:
+        """None of them serves: the server was started with another head."""
+        for head in self.heads:
+            head.state = "refused" if head.state in ("ready", "serving", "served") else head.state
+        self._write()
+
+    def note_live(self, name: str, live: dict[str, Any]) -> None:
+        for head in self.heads:
+            if head.name == name:
+                head.live = live
+        self._write()
+
+    def _write(self) -> None:
+        text = json.dumps([asdict(head) for head in self.heads], indent=1) + "\n"
+        write_whole(self._folder.record, text.encode(), is_only_writer=True)
+
+    def _prune(self) -> None:
+        """Folders of older heads go; their lines stay."""
+        usable = [h for h in self.heads if h.state in ("serving", "served")]
+        kept = {head.name for head in usable[-NEWEST:]}
+        kept |= {max(usable, key=lambda head: head.length).name} if usable else set()
+        kept |= {head.name for head in self.heads if head.state == "ready"}
+        for head in self.heads:
+            if head.name not in kept:
+                shutil.rmtree(self.path(head.name), ignore_errors=True)
+
+
+def _read(path: Path) -> list[LearnedHead]:
+    """What is there; nothing where it cannot be read: a server starts with its own head then."""
+    try:
+        found = parse_json(read_plain(path))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(found, list):
+        return []
+    return [
+        LearnedHead(**each)
+        for each in found
+        if isinstance(each, dict) and misfit(LearnedHead, each) is None and len(each) == 6
+    ]

@@ -1,0 +1,59 @@
+"""Kinds of requests, by how their prompts begin: what keeps a sample from being all of one kind.
+
+Requests that a program makes begin alike ("Summarize this passage ..."); requests of people do not.
+An opening that came often is a kind of its own, all others are one kind. Which openings came often
+is counted in bounded memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+OTHER = "other"
+_WORDS = 3
+_LONGEST = 48  # characters of a kind's name
+_OFTEN = 4  # times that an opening must have come to be a kind
+_MOST = 512  # openings that are counted at once
+
+
+class Kinds:
+    """Counts openings; the rarest makes room for a new one (the space-saving algorithm)."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def kind_of(self, prompt: object) -> str:
+        """The kind of a prompt as it was given: a text, or a list of messages."""
+        opening = opening_of(prompt)
+        if not opening:
+            return OTHER
+        known = self._counts.get(opening)
+        if known is None and len(self._counts) >= _MOST:
+            rarest = min(self._counts, key=lambda name: self._counts[name])
+            known = self._counts.pop(rarest)
+        self._counts[opening] = (known or 0) + 1
+        return opening if self._counts[opening] >= _OFTEN else OTHER
+
+
+def opening_of(prompt: object) -> str:
+    """The first words of the last message of a user, or of a text; "" where there are none."""
+    if isinstance(prompt, str):
+        text = prompt
+    elif isinstance(prompt, Sequence) and all(isinstance(part, Mapping) for part in prompt):
+        asked = [part for part in prompt if part.get("role") == "user"]
+        text = _text(asked[-1].get("content")) if asked else ""
+    else:
+        return ""
+    words = re.findall(r"\w+", text[:400].lower())
+    return " ".join(words[:_WORDS])[:_LONGEST]
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence):
+        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
+        return next((part for part in parts if isinstance(part, str)), "")
+    return ""

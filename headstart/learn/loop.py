@@ -1,0 +1,226 @@
+"""How a head goes on learning: read what is new, train, check, offer; again and again.
+
+The loop knows no process and no server. `turn` does one piece of work; what is worth telling goes
+to `tell`, and what the server decided comes back through `served`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.errors import HeadstartError
+from headstart.learn.certainty import FEWEST, compare
+from headstart.learn.checking import WORST_ON_BASE, Checker, Verdict
+from headstart.learn.mixing import Mix
+from headstart.learn.store import Store
+from headstart.learn.training import HeadTraining, NotFinite
+from headstart.learn.vocabs import FILE, renewed, write_vocab
+from headstart.vocab.draft_vocab import DraftVocab
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+
+Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
+
+FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
+_RECENT = 96  # held-out answers that heads are compared on, newest first
+_BASE = 96
+_REFRESH_SECONDS = 5.0
+_CHECK_SHARE = 0.2  # of the time, for checks
+_PATIENCE = 2  # checks in a row without a better head, until the rate is halved
+_LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
+_MOST_BASE = 0.6
+
+
+@dataclass(frozen=True)
+class Base:
+    """The dataset of the first tuning."""
+
+    train: Sequence[Record] = ()
+    heldout: Sequence[Record] = ()
+
+
+class LearningLoop:
+    """One head that learns from one store."""
+
+    def __init__(
+        self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
+        tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 20.0,
+        vocab: DraftVocab | None = None,
+        clock: Callable[[], float] = time.process_time,
+    ):  # fmt: skip
+        """out: where the next head goes. least_seconds: of training between two checks. vocab: that
+        is served. clock: of the work that is done, not of waiting."""
+        self._store, self._training, self._base = store, training, base
+        self._out, self._tell, self._clock = out, tell, clock
+        self._mix = Mix(base.train, base_share if base.train else 0.0)
+        self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
+        self._vocab = vocab
+        self._checker = Checker()
+        self._train: list[Record] = []
+        self._heldout: list[Record] = []
+        self._refreshed = -_REFRESH_SECONDS
+        self._trained_seconds = self._check_seconds = 0.0
+        self._failures, self._rate_share = 0, 1.0
+        self._texts_at_rest: int | None = None
+        self._offered: Path | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is nothing to do: too few texts, nothing new, or an answer is awaited."""
+        few = len(self._train) < FEWEST_TEXTS or len(self._heldout) < FEWEST
+        return few or self._texts_at_rest is not None or self._offered is not None
+
+    def turn(self) -> bool:
+        """One piece of work: a step, or a check; False if there is nothing to do."""
+        self._refresh()
+        if self.is_waiting:
+            return False
+        if self._is_check_due:
+            self._check()
+        else:
+            self._step()
+        return True
+
+    def served(self, head: Path | None, *, is_offered: bool) -> None:
+        """The server serves the head that was offered, or (again) another one."""
+        if is_offered:
+            self._training.adopt()
+        else:
+            self._training.serve(head)
+        self._checker.swapped(is_learned=is_offered)
+        self._offered, self._failures = None, 0
+
+    def refused(self) -> None:
+        """The server keeps its head; learning starts anew from that one."""
+        self._offered = None
+        self._start_anew()
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._refreshed < _REFRESH_SECONDS:
+            return
+        self._refreshed = now
+        num_new = self._store.refresh()
+        dropped = self._store.thin()
+        if dropped:
+            self._tell("thinned", {"dropped": dropped})
+        if not (num_new or dropped):
+            return
+        self._train = [text.record for text in self._store.split(is_heldout=False)]
+        self._heldout = [text.record for text in self._store.split(is_heldout=True)]
+        self._mix.replace(self._train)
+        self._training.learn_tokens(
+            {int(i) for record in (*self._train, *self._base.train) for i in record.ids}
+        )
+        self._tell("texts", {"train": len(self._train), "heldout": len(self._heldout),
+                             "bytes": self._store.num_bytes})  # fmt: skip
+        rested = self._texts_at_rest
+        if rested is not None and len(self._train) > 1.1 * rested:
+            self._texts_at_rest, self._rate_share = None, 1.0
+
+    def _step(self) -> None:
+        started = self._clock()
+        rate = (self._training.options.learning_rate or 0.0) * self._rate_share
+        records = self._mix.step(self._batch_tokens)
+        try:
+            loss = self._training.step(records, rate)
+        except NotFinite as error:
+            self._tell("diverged", {"reason": f"a training step failed: {error}"})
+            self._start_anew()
+            return
+        seconds = self._clock() - started
+        self._trained_seconds += seconds
+        self._tell("step", {
+            "steps": self._training.num_steps, "loss": loss, "seconds": seconds,
+            "tokens": sum(int(record.mask.sum()) for record in records), "rate": rate,
+        })  # fmt: skip
+
+    @property
+    def _is_check_due(self) -> bool:
+        wanted = max(self._least_seconds, self._check_seconds * (1 / _CHECK_SHARE - 1))
+        return self._trained_seconds >= wanted
+
+    def _check(self) -> None:
+        started = self._clock()
+        recent, base = self._compared()
+        verdict = self._checker.check(
+            recent, base, learned=self._training.walk,
+            serving=lambda records: self._training.walk(records, is_serving=True),
+        )  # fmt: skip
+        self._check_seconds, self._trained_seconds = self._clock() - started, 0.0
+        self._tell("checked", {"steps": self._training.num_steps, **verdict.as_json()})
+        if verdict.is_accepted:
+            self._offer(verdict)
+        else:
+            self._rejected(verdict)
+
+    def _offer(self, verdict: Verdict) -> None:
+        out = self._out()
+        details = {
+            "learned": verdict.as_json(), "steps": self._training.num_steps,
+            "texts": len(self._train), "num_depths": self._training.options.num_depths,
+        }  # fmt: skip
+        try:
+            self._training.write(out, details)
+            self._renew_vocab(out)
+        except (OSError, HeadstartError) as error:
+            self._tell("failed", {"reason": f"the head could not be written: {error}"})
+            return
+        self._offered = out
+        self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
+
+    def _renew_vocab(self, out: Path) -> None:
+        """Put a draft vocabulary beside the head where it is certainly better than the served."""
+        if self._vocab is None:
+            return
+        recent, base = self._compared()
+        new = renewed(self._vocab, [*self._train, *self._base.train])
+        records = [*recent, *base]
+        old_walks = self._training.walk(records)
+        new_walks = self._training.walk_with(records, new.ids)
+        gains = [
+            compare([old_walks[r.id] for r in part if r.id in old_walks],
+                    [new_walks[r.id] for r in part if r.id in old_walks])
+            for part in (recent, base)
+        ]  # fmt: skip
+        if gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE):
+            write_vocab(new, out)
+            self._tell("vocab", {"reason": (
+                f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
+                f"answers): {out / FILE}, which the next start takes"
+            )})  # fmt: skip
+
+    def _compared(self) -> tuple[list[Record], list[Record]]:
+        """Held-out answers that heads are compared on: recent ones, and what was known.
+
+        Without a base, what was known is what older texts show.
+        """
+        base = list(self._base.heldout) or self._heldout[:-_RECENT]
+        return self._heldout[-_RECENT:], base[:_BASE]
+
+    def _rejected(self, verdict: Verdict) -> None:
+        if verdict.recent.is_better:  # and the base is worse
+            self._mix.base_share = min(_MOST_BASE, self._mix.base_share + 0.1)
+        if verdict.recent.high < 0:  # certainly worse
+            self._start_anew()
+            return
+        self._failures += 1
+        if self._failures < _PATIENCE:
+            return
+        self._failures = 0
+        self._rate_share /= 2
+        if self._rate_share < _LOWEST_RATE:
+            self._start_anew()
+            self._texts_at_rest = len(self._train)
+            self._tell("rests", {"reason": "no better head was found; more texts are awaited"})
+
+    def _start_anew(self) -> None:
+        """From the head that serves, more carefully."""
+        self._training.reset()
+        self._failures, self._trained_seconds = 0, 0.0
+        self._rate_share /= 2

@@ -1,0 +1,121 @@
+"""The process that learns beside a server: `python -m headstart.learn.process`, given JSON.
+
+It says what happens in JSON lines on its standard output, and takes what the server decided from
+its standard input; when that ends, the server is gone and so is this process. It writes nothing but
+heads and thinned texts. The server stops and continues it by signals, at any moment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from headstart.documents import misfit, parse_json
+
+_IDLE_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a learner is started with."""
+
+    folder: str
+    model: str
+    head: str | None  # the one that serves
+    base: str | None
+    device: str
+    dtype: str
+    max_bytes: int
+    overrides: dict[str, Any]  # of the options of training
+    vocab: str | None = None  # file of the draft vocabulary that is served
+    least_seconds: float = 20.0  # of training between two checks
+    fault: str | None = None  # of tests: see faults.py
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Task:
+        found = parse_json(text)
+        assert isinstance(found, dict) and misfit(cls, found) is None, found
+        return cls(**found)
+
+
+def main() -> int:
+    _give_way()
+    commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    task = Task.of(sys.stdin.readline())
+    threading.Thread(target=_listen, args=(commands,), daemon=True).start()
+    try:
+        _learn(task, commands)
+    except Exception as error:
+        tell("ended", {"reason": f"{type(error).__name__}: {error}"})
+        raise
+    return 0
+
+
+def tell(name: str, facts: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps({"event": name, **facts}) + "\n")
+    sys.stdout.flush()
+
+
+def _give_way() -> None:
+    """Let every other process go first, and end with the one that started this."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:
+            return  # some containers forbid it; nice is left
+
+
+def _listen(commands: SimpleQueue[dict[str, Any]]) -> None:
+    for line in sys.stdin:
+        commands.put(parse_json(line))
+    os._exit(0)
+
+
+def _learn(task: Task, commands: SimpleQueue[dict[str, Any]]) -> None:
+    from headstart.learn.assembly import make_loop
+
+    loop = make_loop(task, tell)
+    tell("ready", {"bytes": _resident_bytes()})
+    while True:
+        try:
+            while True:
+                _obey(loop, commands.get_nowait())
+        except Empty:
+            pass
+        if not loop.turn():
+            time.sleep(_IDLE_SECONDS)
+
+
+def _obey(loop: Any, command: dict[str, Any]) -> None:
+    what, head = command["command"], command.get("head")
+    if what == "swapped":
+        loop.served(None, is_offered=True)
+    elif what == "refused":
+        loop.refused()
+    elif what == "rolled back":
+        loop.served(Path(head) if head else None, is_offered=False)
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

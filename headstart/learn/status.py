@@ -1,0 +1,57 @@
+"""What `headstart learn status` says: numbers of the last server, and every head that was made."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headstart.documents import parse_json
+from headstart.files import read_plain
+from headstart.learn.collector import size_of
+from headstart.learn.folder import Folder
+from headstart.learn.heads import LearnedHead, LearnedHeads
+
+
+def status(folder: Folder) -> dict[str, Any]:
+    """ConfigError for a folder that is none of `--learn`."""
+    folder.check()
+    files = list(folder.texts.glob("*.jsonl"))
+    heads = LearnedHeads(folder)
+    try:
+        found = parse_json(read_plain(folder.status))
+    except (OSError, ValueError):
+        found = {}
+    return {
+        "folder": str(folder.path), "files": len(files),
+        "bytes": sum(size_of(path) for path in files),
+        "serving": heads.serving.name if heads.serving else "start",
+        "heads": [vars(head) for head in heads.heads],
+        "server": found if isinstance(found, dict) else {},
+    }  # fmt: skip
+
+
+def lines(folder: Folder) -> list[str]:
+    """The same for people."""
+    found = status(folder)
+    server, heads = found["server"], LearnedHeads(folder).heads
+    result = [f"texts     {found['files']} files, {found['bytes'] / 1e6:.1f} MB"]
+    if server:
+        age = max(0.0, time.time() - float(server.get("written", 0)))
+        result += [
+            f"server    {server.get('state')}, {age:.0f} s ago: {server.get('train')} texts to "
+            f"learn from, {server.get('heldout')} held out",
+            f"learned   {server.get('steps')} steps in {server.get('seconds', 0):.0f} s of "
+            f"computing, {server.get('checks')} checks, {server.get('swaps')} swaps, "
+            f"{server.get('rollbacks')} rollbacks",
+            f"last      {server.get('reason') or 'nothing to say yet'}",
+        ]
+    result.append(f"serving   head {found['serving']}")
+    return [*result, *(_line(head) for head in heads)]
+
+
+def _line(head: LearnedHead) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(head.time))
+    recent = head.promise.get("recent") or {}
+    gain = f"{recent['old']:.3f} -> {recent['new']:.3f}" if "old" in recent else ""
+    note = f" ({head.note})" if head.note else ""
+    return f"{head.name}      {when}  {head.state}  {gain}{note}"

@@ -1,0 +1,225 @@
+"""Served texts on disk: files that are only appended to, and one thinned file of older ones.
+
+The server writes `served-N.jsonl`; the learner reads all of them, and when there is too much it
+writes what stays into `packed-N.jsonl` and removes the files that went into it. A kill at any
+moment loses at most the texts that were not written yet; a text that is in two files counts once.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from headstart.files import write_whole
+from headstart.learn.texts import read_line
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+    from headstart.learn.texts import Text
+
+Name = TypeVar("Name")
+_FILE_BYTES = 4 << 20
+_FILE_SECONDS = 600.0
+_FULL, _THINNED = 1.0, 0.8  # of the space: when texts are thinned out, and to how much
+_PERIODS = 16  # spans of time that a kind's texts are spread over
+
+
+class TextWriter:
+    """Appends texts; belongs to one thread of the server. OSError where the disk does not take."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._file: FileIO | None = None
+        self._opened = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def add(self, texts: Iterable[Text]) -> int:
+        """Write texts, and let the system have them; returns bytes."""
+        data = b"".join(text.line() for text in texts)
+        if not data:
+            return 0
+        file = self._current()
+        start = file.tell()
+        try:
+            _write_all(file, data)
+        except OSError:
+            self._cut(file, start)
+            raise
+        return len(data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _current(self) -> FileIO:
+        file = self._file
+        if file is not None and (
+            file.tell() > _FILE_BYTES or time.monotonic() - self._opened > _FILE_SECONDS
+        ):
+            os.fsync(file.fileno())
+            self.close()
+        if self._file is None:
+            number = 1 + max((number_of(path) for path in self._folder.glob("served-*")), default=0)
+            # Unbuffered: what `write` has returned for is the system's, whatever kills us.
+            self._file = open(self._folder / f"served-{number:08d}.jsonl", "xb", buffering=0)  # noqa: SIM115
+            self._opened = time.monotonic()
+        return self._file
+
+    def _cut(self, file: FileIO, length: int) -> None:
+        """Take back half a batch, so that the next one does not begin inside a line."""
+        try:
+            file.truncate(length)
+            file.seek(length)
+        except OSError:
+            self.close()  # the next batch goes into a file of its own
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+@dataclass(eq=False)
+class KeptText:
+    """A text in memory."""
+
+    record: Record
+    time: float
+    is_heldout: bool
+    draw: float
+    num_bytes: int  # on disk
+
+
+@dataclass
+class Store:
+    """All texts of a folder, as a reader has them; `refresh` adds what was written meanwhile."""
+
+    folder: Path
+    max_bytes: int
+    texts: dict[str, KeptText] = field(default_factory=dict)
+    _read: dict[str, int] = field(default_factory=dict)  # file name -> bytes that were read
+
+    def refresh(self) -> int:
+        """Read new lines; returns how many texts are new."""
+        before = len(self.texts)
+        for path in sorted(self.folder.glob("*.jsonl")):
+            self._read_file(path)
+        return len(self.texts) - before
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(text.num_bytes for text in self.texts.values())
+
+    def split(self, *, is_heldout: bool) -> list[KeptText]:
+        """One side, oldest first."""
+        found = [text for text in self.texts.values() if text.is_heldout == is_heldout]
+        return sorted(found, key=lambda text: text.time)
+
+    def thin(self) -> int:
+        """Where there are too many, keep an even sample; returns how many were dropped.
+
+        The newest served file is the writer's: it stays as it is.
+        """
+        if self.num_bytes <= _FULL * self.max_bytes:
+            return 0
+        kept = even_sample(self.texts, int(_THINNED * self.max_bytes))
+        files = sorted(self.folder.glob("*.jsonl"))
+        served = [path for path in files if path.name.startswith("served-")]
+        done = [path for path in files if path not in served[-1:]]
+        numbers = [number_of(path) for path in files if path not in served]
+        lines = []
+        for path in done:
+            for line in path.read_bytes().splitlines(keepends=True):
+                text = read_line(line)
+                if text is not None and text.id in kept:
+                    lines.append(line)
+                    kept.discard(text.id)
+        number = 1 + max(numbers, default=0)
+        packed = self.folder / f"packed-{number:08d}.jsonl"
+        data = b"".join(lines)
+        write_whole(packed, data, is_only_writer=True)
+        for path in done:
+            path.unlink()
+        before = len(self.texts)
+        self.texts, self._read = {}, {}
+        self.refresh()
+        return before - len(self.texts)
+
+    def _read_file(self, path: Path) -> None:
+        start = self._read.get(path.name, 0)
+        try:
+            with open(path, "rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
+        for line in whole.splitlines():
+            text = read_line(line)
+            if text is not None and text.id not in self.texts:
+                self.texts[text.id] = KeptText(
+                    text.record(), text.time, text.is_heldout, text.draw, len(line) + 1
+                )
+        self._read[path.name] = start + len(whole)
+
+
+def even_sample(texts: dict[str, KeptText], max_bytes: int) -> set[str]:
+    """Ids of texts of about `max_bytes` in all: kinds get equal room, and in a kind spans of time.
+
+    What a small kind does not need is for the others. Who stays is decided by each text's draw, so
+    thinning out twice keeps what thinning out once would.
+    """
+    by_kind: dict[str, dict[str, KeptText]] = {}
+    for name, text in texts.items():
+        by_kind.setdefault(text.record.category, {})[name] = text
+    kept: set[str] = set()
+    rooms = shared_room({kind: _bytes(part) for kind, part in by_kind.items()}, max_bytes)
+    for kind, part in by_kind.items():
+        periods = _periods(part)
+        room = shared_room({n: _bytes(own) for n, own in periods.items()}, rooms[kind])
+        for number, own in periods.items():
+            left = room[number]
+            for name in sorted(own, key=lambda name: texts[name].draw):
+                left -= own[name].num_bytes
+                if left >= 0:
+                    kept.add(name)
+    return kept
+
+
+def shared_room(needs: dict[Name, int], room: int) -> dict[Name, int]:
+    """Equal parts of `room`, where nobody gets more than needed and the rest is shared again."""
+    given: dict[Name, int] = {}
+    for number, name in enumerate(sorted(needs, key=lambda name: needs[name])):
+        given[name] = min(needs[name], room // (len(needs) - number))
+        room -= given[name]
+    return given
+
+
+def _periods(texts: dict[str, KeptText]) -> dict[int, dict[str, KeptText]]:
+    times = [text.time for text in texts.values()]
+    first, span = min(times), max(max(times) - min(times), 1e-9)
+    result: dict[int, dict[str, KeptText]] = {}
+    for name, text in texts.items():
+        number = min(_PERIODS - 1, int((text.time - first) / span * _PERIODS))
+        result.setdefault(number, {})[name] = text
+    return result
+
+
+def _bytes(texts: dict[str, KeptText]) -> int:
+    return sum(text.num_bytes for text in texts.values())
+
+
+def number_of(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else 0

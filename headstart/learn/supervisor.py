@@ -1,0 +1,259 @@
+"""Learning as a server has it: what was collected, the learner's process, swaps and rollbacks.
+
+Whatever goes wrong here is said in the log, and serving goes on with the head that it has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import HeadstartError, first_line
+from headstart.learn.certainty import Walked
+from headstart.learn.child import Child, Pace
+from headstart.learn.collector import Collector, write_status
+from headstart.learn.folder import Folder
+from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.kinds import Kinds
+from headstart.learn.live import LiveWatch
+from headstart.learn.options import LearnOptions, key_name
+from headstart.learn.process import Task
+from headstart.learn.texts import Text
+from headstart.learn.vocabs import FILE
+
+_log = logging.getLogger("headstart.learn")
+_JUDGE_SECONDS = 5.0
+_LOAD_SECONDS = 600.0
+_RESTARTS = 3  # of a learner that ended, before learning ends
+
+Swap = Callable[[Path], None]  # gives the running engine another head; raises what speaks against
+
+
+class Learning:
+    """One server's learning, from start to end. Methods may be called in any thread."""
+
+    def __init__(self, options: LearnOptions, task: Callable[[Path], Task]):
+        """task: what the learner is started with, for the head that serves."""
+        assert options.learn is not None
+        self.options, self._task = options, task
+        self.folder = Folder(options.learn)
+        self._lock = self.folder.lock()
+        self.heads = LearnedHeads(self.folder)
+        self.heads.clear_unfinished()
+        self._excluded = frozenset(options.learn_not_for or ())
+        self._kinds = Kinds()
+        self.collector = Collector(self.folder, int(options.learn_gigabytes * 1e9))
+        self._live = LiveWatch()
+        self._child: Child | None = None
+        self._pace: Pace | None = None
+        self._swap: Swap | None = None
+        self._offered: tuple[str, dict[str, Any]] | None = None  # before there is an engine
+        self._end = threading.Event()
+        self._restarts = 0
+        self._gone: int | None = None  # exit code of a learner that ended
+        self.numbers: dict[str, Any] = {
+            "steps": 0, "seconds": 0.0, "trained_tokens": 0, "checks": 0, "swaps": 0,
+            "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "by_kind": {},
+            "state": "starting", "reason": "", "loss": None, "curve": [],
+        }  # fmt: skip
+
+    @property
+    def serving_name(self) -> str:
+        serving = self.heads.serving
+        return START if serving is None else serving.name
+
+    @property
+    def serving_path(self) -> Path:
+        return self.heads.path(self.serving_name)
+
+    @property
+    def renewed_vocab(self) -> Path | None:
+        """A draft vocabulary that was counted anew with the serving head."""
+        path = self.serving_path / FILE
+        return path if path.is_file() else None
+
+    def start(self) -> None:
+        """Start the learner; it loads its model while the caller loads its own."""
+        self.collector.start()
+        self._child = Child(self._task(self.serving_path), self._heard)
+        threading.Thread(target=self._watch, name="learn-watch", daemon=True).start()
+
+    def wait_for_memory(self) -> None:
+        """Where both use one device, until the learner has taken its memory: K/V gets the rest."""
+        assert self._child is not None
+        if self.options.learn_device == "same" and not self._child.is_ready.wait(_LOAD_SECONDS):
+            _log.warning("learning: the learner is not ready after %g s; its memory is not "
+                         "counted", _LOAD_SECONDS)  # fmt: skip
+
+    def attach(self, swap: Swap, is_busy: Callable[[], bool]) -> None:
+        """There is an engine now."""
+        self._swap = swap
+        assert self._child is not None
+        self._pace = Pace(self._send, self.options.learn_share, is_busy)
+        self._pace.start()
+        if self._offered is not None:
+            (name, promise), self._offered = self._offered, None
+            self._swap_to(name, promise)
+
+    def may_keep(self, key: str | None) -> bool:
+        """Whether what this API key sends may be collected."""
+        return key is None or not self._excluded or key_name(key) not in self._excluded
+
+    def kind_of(self, prompt: object) -> str:
+        """The kind of a request, by its prompt as it was given; for the event loop."""
+        return self._kinds.kind_of(prompt)
+
+    def finished(self, kind: str, walked: Walked, make: Callable[[], Text]) -> None:
+        """An answer that a client got whole."""
+        self.collector.offer(kind, make)
+        self._live.observe(walked)
+
+    def close(self) -> None:
+        self._end.set()
+        if self._pace is not None:
+            self._pace.close()
+        if self._child is not None:
+            self._child.close()
+        self.collector.close()
+        self._write_status("stopped")
+        self._lock.close()
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that is shown, for status.json, metrics and the page."""
+        pace = self._pace
+        share = pace.shared_seconds / pace.busy_seconds if pace and pace.busy_seconds else 0.0
+        head = self.heads.serving
+        return {
+            **self.numbers, "collected": asdict(self.collector.counts), "head": self.serving_name,
+            "promise": head.promise if head else {}, "share": share,
+            "busy_seconds": pace.busy_seconds if pace else 0.0,
+            "shared_seconds": pace.shared_seconds if pace else 0.0,
+            "written": time.time(),
+        }  # fmt: skip
+
+    def _send(self, number: int) -> None:
+        if self._child is not None:
+            self._child.send(number)
+
+    def _heard(self, name: str, event: dict[str, Any]) -> None:
+        """What the learner says; in its thread."""
+        numbers = self.numbers
+        if name == "ready":
+            numbers["state"] = "waiting for texts"
+            _log.info("learning: the learner is ready and takes %.2f GB", event["bytes"] / 1e9)
+        elif name == "texts":
+            numbers.update({key: event[key] for key in ("train", "heldout", "bytes")})
+        elif name == "step":
+            numbers["state"] = "learning"
+            numbers.update(steps=event["steps"], loss=event["loss"])
+            numbers["seconds"] += event["seconds"]
+            numbers["trained_tokens"] += event["tokens"]
+        elif name == "checked":
+            self._checked(event)
+        elif name == "offer":
+            self._offer(event["name"], event["promise"])
+        elif name in ("diverged", "failed", "rests"):
+            numbers["state"] = "resting" if name == "rests" else "learning"
+            numbers["failures"] += name != "rests"
+            numbers["reason"] = event["reason"]
+            _log.warning("learning: %s; serving goes on with head %s", event["reason"],
+                         self.serving_name)  # fmt: skip
+        elif name == "vocab":
+            _log.info("learning: %s", event["reason"])
+        elif name == "ended":
+            _log.error("learning: the learner failed: %s", event["reason"])
+        elif name == "gone":
+            self._gone = event["code"]  # the watching thread starts another one
+
+    def _checked(self, event: dict[str, Any]) -> None:
+        numbers = self.numbers
+        numbers["checks"] += 1
+        numbers["by_kind"] = event["by_kind"]
+        numbers["reason"] = event["reason"]
+        point = {"seconds": numbers["seconds"], "steps": event["steps"],
+                 "recent_before": event["recent"]["old"], "recent": event["recent"]["new"],
+                 "base": event["base"]["new"]}  # fmt: skip
+        numbers["curve"] = [*numbers["curve"][-199:], point]
+        _log.info("learning: after %d steps %s", event["steps"], event["reason"])
+
+    def _offer(self, name: str, promise: dict[str, Any]) -> None:
+        if self._swap is None:
+            self._offered = (name, promise)
+        else:
+            self._swap_to(name, promise)
+
+    def _swap_to(self, name: str, promise: dict[str, Any]) -> None:
+        assert self._swap is not None and self._child is not None
+        before, started = self.serving_name, time.monotonic()
+        try:
+            self.heads.add(name, promise)
+            self._swap(self.heads.path(name))
+            self.heads.serve(name)
+        except (HeadstartError, OSError, RuntimeError) as error:
+            _log.warning("learning: head %s is not served (%s); head %s stays", name,
+                         first_line(error), before)  # fmt: skip
+            self._swap_back(before)
+            self.numbers["failures"] += 1
+            with contextlib.suppress(OSError):  # a disk that is full
+                self.heads.take_back(name, first_line(error), "refused")
+            self._child.tell("refused")
+            return
+        self._live.swapped(float(promise.get("first_gain", 0.0)))
+        self.numbers["swaps"] += 1
+        self._child.tell("swapped")
+        _log.info("learning: head %s serves instead of %s (%.2f s): %s", name, before,
+                  time.monotonic() - started, promise["reason"])  # fmt: skip
+
+    def _swap_back(self, name: str) -> None:
+        """Make sure that this head serves, whatever became of the other."""
+        assert self._swap is not None
+        try:
+            self._swap(self.heads.path(name))
+        except (HeadstartError, OSError, RuntimeError) as error:
+            _log.error("learning: head %s could not be given back (%s)", name, first_line(error))
+
+    def _watch(self) -> None:
+        """Judge the serving head by what is served, and write numbers for people."""
+        while not self._end.wait(_JUDGE_SECONDS):
+            if self._gone is not None:
+                self._restart(self._gone)
+            gain, reason = self._live.judge()
+            self.numbers["live"] = asdict(gain)
+            if reason is not None:
+                self._roll_back(reason)
+            self._write_status(self.numbers["state"])
+
+    def _roll_back(self, reason: str) -> None:
+        assert self._child is not None
+        name, before = self.serving_name, self.heads.before
+        self._swap_back(before)
+        with contextlib.suppress(OSError):  # a disk that is full: a restart would find it again
+            self.heads.take_back(name, reason)
+        self._live.taken_back()
+        self.numbers["rollbacks"] += 1
+        self._child.tell("rolled back", head=str(self.heads.path(before)))
+        _log.warning("learning: head %s is taken back, head %s serves again: %s", name, before,
+                     reason)  # fmt: skip
+
+    def _restart(self, code: int) -> None:
+        """By the thread that lives as long as the server: a child ends with the thread that
+        started it."""
+        self._gone = None
+        self._restarts += 1
+        if self._restarts > _RESTARTS:
+            self.numbers["state"] = "ended"
+            _log.error("learning: the learner ended (%d) and is not started again; serving goes "
+                       "on with head %s", code, self.serving_name)  # fmt: skip
+            return
+        _log.warning("learning: the learner ended (%d) and is started again", code)
+        self._child = Child(self._task(self.serving_path), self._heard)
+
+    def _write_status(self, state: str) -> None:
+        write_status(self.folder, json.dumps({**self.facts(), "state": state}) + "\n")

@@ -1,0 +1,186 @@
+"""Training steps and simulator walks of one head on the served model's frozen trunk.
+
+The parts are `headstart train`'s: the same losses, optimisers and options. What differs is that
+there is no end: texts come as they are served, and the head can be put back at any moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import HeadstartError
+from headstart.heads.formats import open_head
+from headstart.heads.head import dequantize
+from headstart.learn.certainty import Walked, counted
+from headstart.learn.states import RememberedStates
+from headstart.models.loading import load_head
+from headstart.models.mtp import MTPHead
+from headstart.models.unroll import teacher_states
+from headstart.train.frozen_model import load_frozen_model
+from headstart.train.learner import Learner
+from headstart.train.losses.lm_head import LmHead
+from headstart.train.options import TrainOptions
+from headstart.train.packing import Row, fit, pack
+from headstart.train.parallel import World
+from headstart.train.result import as_written, write_head
+from headstart.train.states.source import InProcess
+from headstart.train.step import Batch, Sums, learn
+from headstart.train.targets import count
+from headstart.train.validation import walked
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+
+_WHOLE_BELOW, _FEWEST_TAUGHT = 16384, 8192  # tokens of a vocabulary
+_WARM_UP = 10  # steps until the rate is reached, also after a reset
+
+
+class NotFinite(Exception):
+    """A loss or a gradient is NaN or infinite; the head's weights were not changed by it."""
+
+
+class HeadTraining:
+    """A head that learns, and the trunk that it learns from."""
+
+    def __init__(
+        self, model: Checkpoint, head: Path | None, options: TrainOptions, *,
+        state_bytes: int, draft_vocab: Sequence[int] | None = None,
+    ):  # fmt: skip
+        """options: resolved. state_bytes: memory for states of texts. draft_vocab: ids that are
+        drafted from where answers are walked; training has its own, see `learn_tokens`."""
+        self.options = options
+        self.frozen = load_frozen_model(model, head, device=options.device, dtype=options.dtype)
+        self._source = RememberedStates(InProcess(self.frozen), state_bytes)
+        self._walked_heads = self._lm_heads(draft_vocab)
+        self._taught_heads = self._walked_heads
+        self._taught_ids: frozenset[int] | None = None  # None: all
+        self._learner = self._new_learner(self.frozen.master())
+        self._serving = self._new_learner(self.frozen.master())
+        self.num_steps = 0
+        self._since_reset = 0
+
+    def learn_tokens(self, seen: Set[int]) -> None:
+        """Compute losses over a part of the vocabulary, where all of it would take too long.
+
+        On a CPU the LM head is most of a step. What texts never hold needs no gradient; tokens
+        with low ids, which are the common ones of most tokenizers, are kept to learn against.
+        """
+        vocab = self.frozen.built.config.vocab
+        if self.frozen.device.type != "cpu" or vocab <= _WHOLE_BELOW:
+            return
+        if self._taught_ids is not None and seen <= self._taught_ids:
+            return
+        ids = set(seen)
+        ids.update(itertools.islice((i for i in range(vocab) if i not in ids),
+                                    max(0, _FEWEST_TAUGHT - len(ids))))  # fmt: skip
+        self._taught_ids = frozenset(ids)
+        self._taught_heads = self._lm_heads(sorted(ids))
+
+    def step(self, records: Sequence[Record], rate: float) -> float:
+        """One step of the optimiser; returns the loss. NotFinite leaves the weights as they are."""
+        kept = fit(records, self.options.max_len, self.options.long_records or "cut").records
+        if not kept:
+            return math.nan
+        self._use(self._learner, self._taught_heads)
+        rows = pack(kept, self.options.pack_tokens)
+        counts = count(rows, self.options.num_depths)
+        sums = Sums.zero(self.options.num_depths, self.frozen.device)
+        for row in rows:
+            sums = sums + learn(self._learner, self._prepare(row), counts)
+        loss = float(sums.total)
+        if not math.isfinite(loss):
+            self._learner.optimizer.zero_grad()
+            raise NotFinite(f"the loss is {loss}")
+        norm = self._learner.update(rate * min(1.0, (self._since_reset + 1) / _WARM_UP))
+        if not math.isfinite(norm):
+            raise NotFinite(f"the gradient's norm is {norm}")
+        self.num_steps += 1
+        self._since_reset += 1
+        return loss
+
+    def walk(self, records: Sequence[Record], *, is_serving: bool = False) -> dict[str, Walked]:
+        """How the head as it would be written, or the one that serves, drafts these answers."""
+        result: dict[str, Walked] = {}
+        learner = self._serving if is_serving else self._learner
+        kept = fit(records, self.options.max_len, "cut").records
+        self._use(learner, self._walked_heads)
+        with as_written(self.frozen, learner):
+            for record in kept:
+                row = Row((record,))
+                found = walked(learner, row, self._prepare(row), self.frozen.built.max_len)
+                result[record.id] = counted(record.category, [own for _, own in found])
+        return result
+
+    def walk_with(self, records: Sequence[Record], vocab_ids: Sequence[int]) -> dict[str, Walked]:
+        """The same with drafts from these tokens alone."""
+        kept = self._walked_heads
+        self._walked_heads = self._lm_heads(vocab_ids)
+        try:
+            return self.walk(records)
+        finally:
+            self._walked_heads = kept
+
+    def adopt(self) -> None:
+        """The head as it was written serves from now on."""
+        with as_written(self.frozen, self._learner):
+            _copy(self._learner, self._serving)
+
+    def serve(self, head: Path | None) -> None:
+        """Another stored head serves (None: the model's own), and is what learning goes on from."""
+        source = self.frozen.source if head is None else dequantize(open_head(head))
+        master = self.frozen.master()
+        load_head(master, source.tensors, self.frozen.head_config)
+        self._serving = self._new_learner(master)
+        self.reset()
+
+    def reset(self) -> None:
+        """Go back to the head that serves, with nothing left of the steps since."""
+        self._learner = self._new_learner(self.frozen.master())
+        _copy(self._serving, self._learner)
+        self._since_reset = 0
+
+    def write(self, out: Path, details: dict[str, Any]) -> None:
+        """The head as `stitch`, `score`, `export` and `--head` take it."""
+        tensors = self._learner.tensors()
+        if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
+            raise HeadstartError("the head has weights that are not finite; it is not written.")
+        write_head(self.frozen, tensors, out, details)
+
+    def _prepare(self, row: Row) -> Batch:
+        frozen = self.frozen
+        ids, states = row.ids.to(frozen.device), self._source.states(row)
+        return Batch(
+            row.names, ids, row.mask, row.documents, frozen.trunk.embed[ids], states,
+            teacher_states(frozen.trunk, states, frozen.kind), frozen.trunk.rotary,
+        )  # fmt: skip
+
+    def _use(self, learner: Learner, lm_heads: tuple[LmHead, ...]) -> None:
+        learner.lm_head, learner.own_lm_heads = lm_heads[0], lm_heads[1:]
+
+    def _lm_heads(self, vocab_ids: Sequence[int] | None) -> tuple[LmHead, ...]:
+        """The trunk's, then those of modules that have their own."""
+        ids = None if vocab_ids is None else torch.tensor(vocab_ids)
+        weight, head = self.frozen.trunk.lm_head.matrix, self.frozen.built.head
+        assert head is not None
+        own = [lm_head.matrix for lm_head in head.own_lm_heads]
+        return (LmHead.of(weight, ids), *(LmHead.of(weight, ids, part) for part in own))
+
+    def _new_learner(self, head: MTPHead) -> Learner:
+        shared, *own = self._walked_heads
+        return Learner(
+            "head", self.options, head, shared, dtype=self.frozen.dtype,
+            world=World(), own_lm_heads=tuple(own),
+        )  # fmt: skip
+
+
+@torch.no_grad()
+def _copy(source: Learner, target: Learner) -> None:
+    for name, parameter in target.parameters.items():
+        parameter.copy_(source.parameters[name])

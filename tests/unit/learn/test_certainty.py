@@ -1,0 +1,86 @@
+"""Whether a head is better: certain where it is, silent where it cannot be told."""
+
+from __future__ import annotations
+
+import random
+
+from headstart.learn.certainty import Walked, compare, length
+from headstart.learn.checking import Checker
+from headstart.learn.live import ENOUGH, LiveWatch
+
+
+def walks(rate: float, number: int, seed: int = 0, kind: str = "a") -> list[Walked]:
+    rng, result = random.Random(seed), []
+    for _ in range(number):
+        rounds = rng.randint(20, 60)
+        firsts = sum(rng.random() < rate for _ in range(rounds))
+        result.append(Walked(kind, rounds, rounds + firsts, rounds, firsts))
+    return result
+
+
+def test_a_clear_gain_is_certain_and_noise_is_not() -> None:
+    old, better, same = walks(0.4, 60), walks(0.6, 60, 1), walks(0.4, 60, 2)
+    assert compare(old, better).is_better
+    assert not compare(old, same).is_better
+    assert not compare(old[:4], better[:4]).is_better, "too few answers"
+    assert compare(better, old).is_worse_by(0.01)
+    assert length(old) < length(better)
+
+
+def test_nothing_to_compare_is_no_gain() -> None:
+    gain = compare([], [])
+    assert not gain.is_better and not gain.is_worse_by(0.01)
+
+
+class _Record:
+    def __init__(self, name: str, category: str):
+        self.id, self.category = name, category
+
+
+def verdict(recent: float, base: float) -> object:
+    records = [_Record(f"r{i}", "recent") for i in range(40)]
+    known = [_Record(f"b{i}", "base") for i in range(40)]
+
+    def walk(rates: tuple[float, float], seed: int):  # type: ignore[no-untyped-def]
+        found = dict(zip([r.id for r in records], walks(rates[0], 40, seed), strict=True))
+        return found | dict(zip([r.id for r in known], walks(rates[1], 40, seed), strict=True))
+
+    return Checker().check(
+        records, known, serving=lambda own: walk((0.4, 0.6), 0),  # type: ignore[arg-type]
+        learned=lambda own: walk((recent, base), 0),
+    )  # fmt: skip
+
+
+def test_a_head_must_be_better_and_must_not_forget() -> None:
+    assert verdict(0.6, 0.6).is_accepted  # type: ignore[attr-defined]
+    forgot = verdict(0.6, 0.5)
+    assert not forgot.is_accepted and "worse on what was known" in forgot.reason  # type: ignore[attr-defined]
+    same = verdict(0.4, 0.6)
+    assert not same.is_accepted and "not certainly better" in same.reason  # type: ignore[attr-defined]
+
+
+def watched(before: float, after: float, promise: float) -> str | None:
+    live = LiveWatch()
+    for walked in [*walks(before, 60, 1), *walks(0.9, 60, 2, "easy")]:
+        live.observe(walked)
+    live.swapped(promise)
+    for walked in walks(after, 60, 3):  # the easy kind is not asked any more
+        live.observe(walked)
+    return live.judge()[1]
+
+
+def test_a_head_that_holds_its_promise_stays_whatever_is_asked() -> None:
+    assert watched(0.4, 0.5, 0.25) is None
+
+
+def test_a_head_that_falls_short_is_taken_back() -> None:
+    reason = watched(0.4, 0.3, 0.25)
+    assert reason is not None and "promised" in reason
+
+
+def test_few_answers_decide_nothing() -> None:
+    live = LiveWatch()
+    live.swapped(0.5)
+    for walked in walks(0.1, ENOUGH - 1):
+        live.observe(walked)
+    assert live.judge()[1] is None

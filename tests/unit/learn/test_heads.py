@@ -1,0 +1,120 @@
+"""The record of learned heads, and the folder around it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headstart.errors import ConfigError
+from headstart.learn.folder import Folder, forget
+from headstart.learn.heads import NEWEST, START, LearnedHeads
+from headstart.learn.options import LearnOptions, key_name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    result = Folder(tmp_path / "learn")
+    result.make(1.0)
+    (result.heads / START).mkdir()
+    return result
+
+
+def add(heads: LearnedHeads, length: float) -> str:
+    name = heads.next_name()
+    heads.path(name).mkdir()
+    heads.add(name, {"recent": {"new": length}})
+    return name
+
+
+def test_a_restart_goes_on_with_the_head_that_served(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    assert heads.serving is None and heads.before == START
+    first, second = add(heads, 1.5), add(heads, 1.6)
+    heads.serve(first)
+    heads.serve(second)
+    again = LearnedHeads(folder)
+    assert again.serving is not None and again.serving.name == second and again.before == first
+
+
+def test_a_head_that_was_taken_back_never_serves_again(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    first, second = add(heads, 1.5), add(heads, 1.6)
+    heads.serve(first)
+    heads.serve(second)
+    heads.take_back(second, "too slow")
+    again = LearnedHeads(folder)
+    assert again.serving is not None and again.serving.name == first and again.before == START
+    assert next(head for head in again.heads if head.name == second).note == "too slow"
+    heads.take_back(first, "too")
+    assert LearnedHeads(folder).serving is None
+
+
+def test_a_refused_head_leaves_the_serving_one(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    first = add(heads, 1.5)
+    heads.serve(first)
+    heads.take_back(add(heads, 2.0), "another geometry", "refused")
+    serving = LearnedHeads(folder).serving
+    assert serving is not None and serving.name == first
+
+
+def test_what_a_killed_server_left_unfinished_is_cleared(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    first = add(heads, 1.5)
+    heads.serve(first)
+    ready = add(heads, 1.6)  # killed before it served
+    heads.path("0003").mkdir()  # killed before it was recorded
+    again = LearnedHeads(folder)
+    again.clear_unfinished()
+    there = {path.name for path in folder.heads.iterdir() if path.is_dir()}
+    assert there == {START, first}
+    assert again.serving is not None and again.serving.name == first
+    assert next(head for head in again.heads if head.name == ready).state == "refused"
+
+
+def test_newest_few_and_best_are_kept(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    names = [add(heads, length) for length in (1.1, 1.9, 1.2, 1.3, 1.4, 1.5)]
+    for name in names:
+        heads.serve(name)
+    there = {path.name for path in folder.heads.iterdir() if path.is_dir()}
+    assert there == {START, names[1], *names[-NEWEST:]}
+    assert heads.next_name() == "0007", "a name is used once"
+
+
+def test_a_record_that_is_no_json_is_no_record(folder: Folder) -> None:
+    folder.record.write_text("{ half")
+    assert LearnedHeads(folder).serving is None
+
+
+def test_forgetting_removes_texts_and_says_that_heads_remain(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    heads.serve(add(heads, 1.5))
+    (folder.texts / "served-00000001.jsonl").write_text("x\n")
+    assert "2 learned heads remain" in forget(folder, heads=False)
+    assert not list(folder.texts.iterdir()) and heads.path("0001").is_dir()
+    assert "2 learned heads" in forget(folder, heads=True)
+    assert LearnedHeads(folder).serving is None and not list(folder.heads.iterdir())
+
+
+def test_a_folder_in_use_is_not_forgotten(folder: Folder) -> None:
+    with folder.lock(), pytest.raises(ConfigError, match="in use by a running server"):
+        forget(folder, heads=False)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(ConfigError, match="holds other files"):
+        Folder(tmp_path).make(1.0)
+    with pytest.raises(ConfigError, match="is not a folder of"):
+        forget(Folder(tmp_path), heads=True)
+
+
+def test_a_name_that_no_key_has_is_refused() -> None:
+    options = LearnOptions(learn=Path("x"), learn_not_for=[key_name("secret")])
+    options.check_names(("secret", "other"))
+    with pytest.raises(ConfigError, match="the keys are key-"):
+        options.check_names(("other",))
+    with pytest.raises(ConfigError, match="without --learn"):
+        LearnOptions(learn_base=Path("x"))

@@ -1,0 +1,155 @@
+"""The learning loop with a training that is scripted: what is offered, refused, and given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headstart.learn.certainty import Walked
+from headstart.learn.loop import Base, LearningLoop
+from headstart.learn.mixing import Mix
+from headstart.learn.store import Store, TextWriter
+from headstart.learn.texts import Text
+from headstart.learn.training import NotFinite
+
+
+class Scripted:
+    """Its head accepts `gain` more drafts in a round with every step."""
+
+    def __init__(self, gain: float = 0.0, fails_at: int | None = None):
+        self.options = SimpleNamespace(learning_rate=1.0, num_depths=3)
+        self.num_steps, self.rates = 0, list[float]()
+        self.calls = list[str]()
+        self._gain, self._fails_at, self._level = gain, fails_at, 0.0
+
+    def learn_tokens(self, seen: set[int]) -> None:
+        self.seen = seen
+
+    def step(self, records: Sequence[Any], rate: float) -> float:
+        self.num_steps += 1
+        self.rates.append(rate)
+        if self.num_steps == self._fails_at:
+            raise NotFinite("the loss is nan")
+        self._level += self._gain
+        return 1.0
+
+    def walk(self, records: Sequence[Any], *, is_serving: bool = False) -> dict[str, Walked]:
+        more = 0.0 if is_serving else self._level
+        return {r.id: Walked(r.category, 100, int(150 + 100 * more), 100, 50) for r in records}
+
+    def write(self, out: Path, details: dict[str, Any]) -> None:
+        self.calls.append(f"write {out.name}")
+
+    def adopt(self) -> None:
+        self.calls.append("adopt")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+        self._level = 0.0
+
+
+def make(tmp_path: Path, training: Scripted) -> tuple[LearningLoop, list[tuple[str, Any]]]:
+    with TextWriter(tmp_path) as writer:
+        writer.add(
+            Text(id=f"t{i}", prompt=[i, 2], answer=[3] * 9, kind="a", time=float(i),
+                 finish_reason="stop") for i in range(100)
+        )  # fmt: skip
+    told: list[tuple[str, Any]] = []
+    ticks = iter(range(10**6))
+    loop = LearningLoop(
+        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",  # type: ignore[arg-type]
+        lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
+        clock=lambda: float(next(ticks)),
+    )  # fmt: skip
+    return loop, told
+
+
+def names(told: list[tuple[str, Any]]) -> list[str]:
+    return [name for name, _ in told]
+
+
+def test_a_better_head_is_offered_and_nothing_is_done_until_it_is_answered(tmp_path: Path) -> None:
+    training = Scripted(gain=0.1)
+    loop, told = make(tmp_path, training)
+    while "offer" not in names(told):
+        assert loop.turn()
+    assert not loop.turn(), "it waits for the server"
+    loop.served(None, is_offered=True)
+    assert training.calls == ["write 0001", "adopt"] and loop.turn()
+    offer = dict(told)["offer"]
+    assert offer["name"] == "0001" and offer["promise"]["recent"]["new"] > 1.5
+
+
+def test_a_head_that_gets_no_better_rests_until_there_is_more(tmp_path: Path) -> None:
+    training = Scripted()
+    loop, told = make(tmp_path, training)
+    while loop.turn():
+        assert training.num_steps < 500
+    assert names(told)[-1] == "rests" and "offer" not in names(told)
+    assert training.rates[0] == 1.0 and training.rates[-1] == pytest.approx(1 / 16)
+    with TextWriter(tmp_path) as writer:
+        writer.add(
+            Text(id=f"n{i}", prompt=[i, 5], answer=[3] * 9, kind="a", time=200.0 + i,
+                 finish_reason="stop") for i in range(40)
+        )  # fmt: skip
+    loop._refreshed = -100
+    assert loop.turn(), "more texts wake it"
+
+
+def test_a_worse_head_is_dropped(tmp_path: Path) -> None:
+    training = Scripted(gain=-0.05)
+    loop, told = make(tmp_path, training)
+    while "reset" not in training.calls:
+        assert loop.turn()
+    assert "offer" not in names(told) and training.rates[-1] == 1.0
+    loop.turn()
+    assert training.rates[-1] == 0.5
+
+
+def test_a_step_that_diverges_starts_anew_at_half_the_rate(tmp_path: Path) -> None:
+    training = Scripted(fails_at=2)
+    loop, told = make(tmp_path, training)
+    for _ in range(3):
+        loop.turn()
+    assert training.calls == ["reset"] and training.rates == [1.0, 1.0, 0.5]
+    assert "nan" in dict(told)["diverged"]["reason"]
+
+
+def test_a_full_disk_when_a_head_is_written_is_said_and_learning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Scripted(gain=0.1)
+    loop, told = make(tmp_path, training)
+
+    def full(out: Path, details: dict[str, Any]) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(training, "write", full)
+    while "failed" not in names(told):
+        loop.turn()
+    assert "No space left" in dict(told)["failed"]["reason"] and loop.turn()
+
+
+def test_few_texts_are_waited_for(tmp_path: Path) -> None:
+    loop, _ = make(tmp_path, Scripted())
+    loop._store = Store(tmp_path / "none", 1)
+    assert not loop.turn()
+
+
+def test_the_base_gets_its_share_of_the_tokens() -> None:
+    def records(name: str, count: int) -> list[Any]:
+        return [Text(id=f"{name}{i}", prompt=[1], answer=[2] * 10, kind="", time=0.0,
+                     finish_reason="stop").record() for i in range(count)]  # fmt: skip
+
+    mix = Mix(records("base", 50), 0.4)
+    mix.replace(records("text", 50))
+    drawn = [record.id for _ in range(50) for record in mix.step(100)]
+    share = sum(name.startswith("base") for name in drawn) / len(drawn)
+    assert 0.35 < share < 0.5
+    newer = {f"text{i}" for i in range(25, 50)}
+    texts = [name for name in drawn if name.startswith("text")]
+    assert 0.65 < sum(name in newer for name in texts) / len(texts) < 0.85

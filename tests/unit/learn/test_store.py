@@ -1,0 +1,131 @@
+"""Served texts on disk: what a kill leaves, what is thinned out, who is held out."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from headstart.learn.store import Store, TextWriter, even_sample, shared_room
+from headstart.learn.texts import Text, read_line
+
+
+def text(number: int, kind: str = "chat", time: float = 0.0, tokens: int = 8) -> Text:
+    return Text(
+        id=f"t{number}", prompt=[1, 2, number + 3], answer=[5] * tokens, kind=kind, time=time,
+        finish_reason="stop", seed=number, sampling={"temperature": 0.5}, max_tokens=99,
+    )  # fmt: skip
+
+
+def test_a_text_survives_the_disk_as_a_record(tmp_path: Path) -> None:
+    with TextWriter(tmp_path) as writer:
+        writer.add([text(1), text(2)])
+    store = Store(tmp_path, 1 << 20)
+    assert store.refresh() == 2
+    record = store.texts["t1"].record
+    assert list(record.ids) == [1, 2, 4, *[5] * 8]
+    assert record.mask.sum() == 8 and record.num_prompt == 3
+    assert record.is_replayable and record.sampling == {"temperature": 0.5}
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path: Path) -> None:
+    line = text(1).line()
+    path = tmp_path / "served-00000001.jsonl"
+    path.write_bytes(line + line.replace(b"t1", b"t2")[:30])
+    store = Store(tmp_path, 1 << 20)
+    assert store.refresh() == 1
+    path.write_bytes(line + line.replace(b"t1", b"t2"))
+    assert store.refresh() == 1
+    assert set(store.texts) == {"t1", "t2"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"{}", b"[1]", b'{"id": 1}', text(1).line().replace(b"[1,2,4]", b"[1,-2,4]"),
+     text(1).line().replace(b'"time":0.0', b'"time":"x"')],
+    ids=["empty", "no field", "list", "few fields", "negative id", "time is text"],
+)  # fmt: skip
+def test_lines_of_others_are_no_texts(line: bytes) -> None:
+    assert read_line(line) is None
+
+
+def test_a_batch_that_did_not_fit_leaves_no_half_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = TextWriter(tmp_path)
+    writer.add([text(1)])
+    file = writer._current()
+
+    class Full:
+        def __getattr__(self, name: str) -> object:
+            return getattr(file, name)
+
+        def write(self, data: bytes) -> int:
+            file.write(data[:20])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, "_file", Full())
+    with pytest.raises(OSError, match="No space"):
+        writer.add([text(2)])
+    monkeypatch.setattr(writer, "_file", file)
+    writer.add([text(3)])
+    writer.close()
+    store = Store(tmp_path, 1 << 20)
+    store.refresh()
+    assert set(store.texts) == {"t1", "t3"}
+
+
+def test_thinning_keeps_rare_kinds_and_all_times(tmp_path: Path) -> None:
+    writer = TextWriter(tmp_path)
+    common = [text(i, "common", time=float(i)) for i in range(400)]
+    rare = [text(1000 + i, "rare", time=float(i)) for i in range(10)]
+    writer.add([*common, *rare])
+    writer.close()
+    with TextWriter(tmp_path) as newest:  # its file stays as it is
+        newest.add([text(5000, "common", time=401.0)])
+    size = sum(path.stat().st_size for path in tmp_path.iterdir())
+    store = Store(tmp_path, size // 4)
+    store.refresh()
+    dropped = store.thin()
+    assert dropped > 200
+    kinds = [kept.record.category for kept in store.texts.values()]
+    assert kinds.count("rare") == 10
+    times = sorted(k.time for k in store.texts.values() if k.record.category == "common")
+    assert times[0] < 40 and times[-1] > 360, "both ends of the time are there"
+    quarters = [sum(q * 100 <= t < (q + 1) * 100 for t in times) for q in range(4)]
+    assert max(quarters) < 2 * min(quarters)
+    assert store.num_bytes <= store.max_bytes
+    again = Store(tmp_path, store.max_bytes)
+    again.refresh()
+    assert set(again.texts) == set(store.texts)
+
+
+def test_a_kill_between_packing_and_removing_counts_texts_once(tmp_path: Path) -> None:
+    writer = TextWriter(tmp_path)
+    writer.add([text(i) for i in range(5)])
+    writer.close()
+    (tmp_path / "packed-00000001.jsonl").write_bytes(
+        (tmp_path / "served-00000001.jsonl").read_bytes()
+    )
+    store = Store(tmp_path, 1 << 20)
+    assert store.refresh() == 5
+
+
+def test_room_that_a_small_part_does_not_need_goes_to_others() -> None:
+    assert shared_room({"a": 10, "b": 1000, "c": 1000}, 210) == {"a": 10, "b": 100, "c": 100}
+
+
+def test_an_even_sample_twice_is_the_same_sample(tmp_path: Path) -> None:
+    with TextWriter(tmp_path) as writer:
+        writer.add([text(i, time=float(i)) for i in range(100)])
+    store = Store(tmp_path, 1 << 20)
+    store.refresh()
+    once = even_sample(store.texts, 4000)
+    assert once == even_sample(store.texts, 4000) and 0 < len(once) < 100
+
+
+def test_a_prompt_is_always_on_the_same_side() -> None:
+    sides = [text(i).is_heldout for i in range(300)]
+    assert sides == [text(i).is_heldout for i in range(300)]
+    assert 20 < sum(sides) < 80
