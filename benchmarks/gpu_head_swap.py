@@ -42,7 +42,8 @@ def answered(
     last = dict.fromkeys(ids, 0.0)
     gaps: list[float] = []
     total, left = len(asked) * given.answer, list(heads)
-    done, swaps, parts = 0, [], [[0, 0]]  # of each stretch between swaps: rounds, accepted
+    swaps: list[tuple[float, float]] = []
+    done, parts = 0, [[0, 0]]  # of each stretch between swaps: rounds, accepted
     with ThreadPoolExecutor(1) as pool:
         preparing: Future[Any] | None = None
         began = 0.0

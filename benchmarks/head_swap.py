@@ -98,6 +98,7 @@ def compare(
     engine.swap_head(old)
     before = without_cache(engine, prompts, max_tokens)
     assert kept.texts == fresh.texts == before.texts, "a swap changed a text"
+    assert kept.cached > 64 * len(prompts), "the cache has lost what the old head read"
     found = {"kept": kept.facts(), "fresh": fresh.facts(), "old": before.facts()}
     lengths = {name: each["acceptance_length"] for name, each in found.items()}
     return {
@@ -138,8 +139,9 @@ def main() -> None:
     new = given.new or shipped_head()
     assert new is not None, "there is no shipped head in this copy of the source: give --new"
     model = given.model or ready()
+    # The more requests may run, the more blocks there are, which the cache needs.
     engine = Engine(
-        model, new, speculate=DRAFTS, weights=given.weights, max_running_requests=1,
+        model, new, speculate=DRAFTS, weights=given.weights, max_running_requests=given.count,
         max_model_len=1024, kv_bytes=1 << 29,
     )  # fmt: skip
     results: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-KINDS = {  # named before anything was measured
+KINDS = {  # named before the measurement; a trial of minutes had seen them
     "summary": "Summarize this passage in two sentences:\n\n{}",
     "translation": "Translate this passage into French:\n\n{}",
     "question": "Read the passage, then answer the question.\n\nPassage: {}\n\nQuestion: What is "

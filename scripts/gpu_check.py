@@ -28,7 +28,7 @@ VARIANTS = (
     "deepseek_v3", "glm4_moe_lite", "mimo_v2", "step3p5", "mellum", "exaone_moe",
     "deepseek_v32", "glm_moe_dsa",
     # plain modules on GPUs
-    "nemotron_h", "bailing_moe_v3", "exaone4_5",
+    "nemotron_h", "bailing_moe_v3", "exaone4_5", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4",
 )  # fmt: skip
 # Windows that answers grow out of, and choices of fewer entries than prompts have.
 OWN: dict[str, dict[str, Any]] = {

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from headstart.families.base import Family
+from headstart.families.drafters import DFLASH, DSPARK
 from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD, families
 from headstart.families.versions import MAIN, is_at_least
 
@@ -56,6 +57,7 @@ EXPLAINED = {
     ("sglang", "intern_s2"): _ONE,
     ("sglang", "--enable-ep-moe"): ("not an option", "written for releases before 0.5.1 only"),
     ("transformers", "olmo_hybrid"): ("ignores mtp", "inherited from Qwen3-Next's class"),
+    ("transformers", "granite_docling"): ("ignores mtp", "no engine reads a head of it yet"),
     ("llama.cpp", "deepseek_v4"): ("we say no", "its head is not read from GGUF files here"),
     ("llama.cpp", "dots3_note"): ("we say no", "converted, and no graph drafts with it"),
     ("llama.cpp", "mimo_v2"): ("exports no head", "converted without a switch of its own"),
@@ -103,7 +105,7 @@ def _names(family: Family) -> set[str]:
 
 def _known() -> set[str]:
     names = {name for family in families() for name in (family.name, *_names(family))}
-    return names | set(GRAFTED_AS) | set(WITHOUT_HEAD)
+    return names | {*GRAFTED_AS, *WITHOUT_HEAD, *DSPARK.types, *DFLASH.types}
 
 
 def _served(engine: str, release: str) -> list[Family]:

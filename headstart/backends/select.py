@@ -180,10 +180,10 @@ def _check_kv(name: str, reasons: dict[str, str], model: LoadedModel) -> None:
             f"kv_dtype fp8 was asked for and {model.config.model_type} models keep latents, which "
             "are held in the model's own type. Leave it out."
         )
-    if model.config.index is not None:
+    if model.config.index is not None or model.config.compressed is not None:
         raise ConfigError(
-            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep K, V and index "
-            "keys of a token together, in the model's own type. Leave it out."
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep more of a "
+            "token than K and V, all of it in the model's own type. Leave it out."
         )
     if name != "cuda" and model.device.type == "cuda":
         raise ConfigError(

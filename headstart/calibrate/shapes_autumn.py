@@ -1,4 +1,4 @@
-"""Shapes of Ling-3.0, Nemotron-H, EXAONE and MiMo-V2, and what all shapes share (shapes.py)."""
+"""Shapes of DeepSeek-V4, Ling-3.0, Nemotron-H, EXAONE and MiMo-V2, and what all shapes share."""
 
 from __future__ import annotations
 
@@ -148,6 +148,44 @@ SHAPES_AUTUMN: dict[str, dict[str, Any]] = {
         "moe_latent_size": 1024,
         "norm_topk_prob": True,
         "routed_scaling_factor": 5.0,
+    },
+    "deepseek-v4-flash": {
+        **BASE,
+        "model_type": "deepseek_v4",
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "num_nextn_predict_layers": 1,
+        # two layers see near tokens only, the others windows of 4 or 128 in turns; the head's last
+        "compress_ratios": [0, 0] + [4, 128] * 20 + [4, 0],
+        "num_hash_layers": 3,
+        "sliding_window": 128,
+        "compress_rope_theta": 160000.0,
+        "rope_scaling": {
+            "type": "yarn", "factor": 16.0, "original_max_position_embeddings": 65536,
+            "beta_fast": 32, "beta_slow": 1,
+        },
+        # no layer is dense: its width stands for nothing
+        **{**sizes_of(43, 4096, 2048, 64, 1, 129280, 1e4), "head_dim": 512},
+        "max_position_embeddings": 1048576,
+        "rms_norm_eps": 1e-6,
+        "q_lora_rank": 1024,
+        "qk_rope_head_dim": 64,
+        "o_groups": 8,
+        "o_lora_rank": 1024,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 512,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 6,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
     },
     "mimo-v2.5": {
         **mimo_v2(

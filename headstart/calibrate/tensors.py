@@ -21,6 +21,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.errors import ConfigError
 from headstart.families.base import Family, expand
+from headstart.families.dims import dims
 from headstart.families.experts import fused_slot
 from headstart.families.registry import PLAIN_TRUNKS, family, match_family
 
@@ -54,7 +55,9 @@ _FLOAT32 = (
     "e_score_correction_bias",
     "router_bias",
     "gate.bias",
+    "compressor.ape",
 )
+_TABLES = (".tid2eid",)  # whole numbers
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ def calibrated_tensors(
         agreement = make_agreement(
             fields["vocab_size"], fields["hidden_size"], rate=rate, seed=seed
         )
-    values = _Values(owner, agreement, seed, disturbance, owner.has_centred_norms(fields))
+    centred, experts = owner.has_centred_norms(fields), dims(fields).get("experts", 0)
+    values = _Values(owner, agreement, seed, disturbance, centred, experts)
     tensors = {
         name: _made(name, shape, dtype, values.trunk(name, shape))
         for name, shape in trunk_shapes(owner, fields).items()
@@ -172,9 +176,10 @@ class _Values:
         seed: int,
         disturbance: Disturbance,
         has_centred_norms: bool,
+        num_experts: int,
     ):
         self._owner, self._agreement, self._seed = owner, agreement, seed
-        self._has_centred_norms = has_centred_norms
+        self._has_centred_norms, self._num_experts = has_centred_norms, num_experts
         self._disturbance = disturbance
         trunk = owner.trunk
         self._embed = trunk.prefixes[0] + trunk.embed
@@ -222,6 +227,9 @@ class _Values:
         if output_scale == 0 and (is_output or module in ("fuse", "fuse_hidden")):
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
+        if name.endswith(_TABLES):  # which experts a token has
+            order = torch.rand(shape[0], self._num_experts, generator=generator).argsort(dim=1)
+            return order[:, : shape[1]]
         noise = torch.randn(shape, generator=generator)
         if name.endswith(self._out_norms):  # as large as what projections alone would give
             return (noise * 0.01 + 1) * output_scale * _AFTER_PROJECTION
@@ -243,6 +251,8 @@ def _by_rows(make: Callable[[int, int], torch.Tensor], count: int) -> Iterator[t
 
 def _made(name: str, shape: tuple[int, ...], dtype: str, parts: Parts) -> TensorSource:
     stored = "F32" if any(part in name for part in _FLOAT32) else dtype
+    if name.endswith(_TABLES):
+        stored = "I64"
 
     def pieces() -> Iterator[memoryview]:
         for part in parts():

@@ -63,7 +63,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": 1,
     },
     "deepseek_v4": {
-        **COMMON, **SIGMOID_MOE,
+        **COMMON, **SIGMOID_MOE, **INDEXER,
         "model_type": "deepseek_v4",
         "architectures": ["DeepseekV4ForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -74,8 +74,12 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "o_groups": 2,
         "o_lora_rank": 64,
         "hc_mult": 4,
-        "num_hash_layers": 0,
-        "compress_ratios": [0, 0, 0, 0],
+        "intermediate_size": 64,  # no layer is dense; transformers takes it for an expert's
+        "num_hash_layers": 1,
+        "compress_ratios": [0, 4, 128, 0],
+        "sliding_window": 128,
+        "scoring_func": "sqrtsoftplus",
+        "compress_rope_theta": 160000.0,
         "expert_dtype": "fp8",
     },
     "glm4_moe": {

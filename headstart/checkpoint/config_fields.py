@@ -94,7 +94,7 @@ KINDS = _table(
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
-        ple_embed_dim
+        ple_embed_dim rotary_dim
     """),
     (_either(HEAD_SIZE, _PER_LAYER), """
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
@@ -110,7 +110,7 @@ KINDS = _table(
     (LAYERS, """
         num_hidden_layers first_k_dense_replace moe_layer_start_index moe_layer_interval
         full_attention_interval decoder_sparse_step max_window_layers index_topk_freq
-        index_skip_topk_offset layer_group_size
+        index_skip_topk_offset layer_group_size num_hash_layers
     """),
     (_whole(-1, 10_000), "moe_layer_end_index"),  # -1: up to the last layer
     (_whole(1, 2**31), "ngram_vocab_size_base make_ngram_vocab_size_divisible_by"),
@@ -121,6 +121,7 @@ KINDS = _table(
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
     (_either(NOT_NEGATIVE, _NUMBERS), "rope_theta partial_rotary_factors"),
     (NOT_NEGATIVE, """
+        compress_rope_theta
         rms_norm_eps layernorm_epsilon layer_norm_epsilon swa_rope_theta partial_rotary_factor
         swa_partial_rotary_factor routed_scaling_factor moe_router_scaling_factor
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
@@ -136,13 +137,14 @@ KINDS = _table(
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
         chain_hidden_post_norm use_bias enable_ihc gated_mla learnable_sink
-        index_kpool_always_select_tail safe_gate
+        index_kpool_always_select_tail safe_gate zero_centered use_rmsnorm use_qkv_bias norm_head
+        moe_router_enable_expert_bias
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
         moe_router_activation topk_method swa_attention_gate_type torch_dtype dtype rope_type
         quant_method speculators_model_type norm_type layernorm_type type
-        gated_attention_proj_granularity_type attention_projection_layout gating_type
+        gated_attention_proj_granularity_type attention_projection_layout gating_type score_function
     """),
     (_either(TEXT, _list(LAYERS, "layer numbers")), "moe_layers_enum"),
     (_either(TEXT, TEXTS), "mtp_layer_types index_topk_pattern"),
@@ -150,12 +152,15 @@ KINDS = _table(
         architectures layer_types layers_block_type mtp_layers_block_type mlp_layer_types
         indexer_types mtp_mlp_layer_types
     """),
+    (_list(SIZE, "whole numbers, one per layer"), "compress_ratios"),
+    (SIZE, "compressed_sparse_attention heavily_compressed_attention"),  # of compress_rates
     (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids ple_layer_ids"),
     (_either(LAYERS, _list(_either(LAYERS, FLAG), "whole numbers")), "moe_layer_freq"),
     (_list(_either(LAYERS, FLAG), "whole numbers"), "hybrid_layer_pattern"),
     (OBJECT, """
         text_config llm_config mtp_config attention_other_setting rope_parameters rope_scaling
-        linear_attn_config trunk_config transformer_layer_config speculators_config auto_map
+        linear_attn_config compress_rates trunk_config transformer_layer_config speculators_config
+        auto_map
     """),
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),
@@ -174,10 +179,11 @@ SAMPLING = _table(
     (_TOKENS, "eos_token_id"),
 )
 _INSIDE = ("text_config", "llm_config", "mtp_config", "attention_other_setting", "rope_parameters",
-           "rope_scaling", "linear_attn_config", "mtp")  # fmt: skip
+           "rope_scaling", "linear_attn_config", "compress_rates", "mtp")  # fmt: skip
 _QUANTIZED = ("quantization_config", "compression_config")
 _ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
-_OF_ROPES = ("full_attention", "sliding_attention")  # rotation by the kind of a layer
+# rotation by the kind of a layer
+_OF_ROPES = ("full_attention", "sliding_attention", "main", "compress")
 
 
 def check_fields(path: Path, part: dict[str, Any], prefix: str = "") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
@@ -145,15 +147,44 @@ def _v3_normalised(fields: Fields) -> Fields:
         "linear_lower_bound": fields.get("kda_lower_bound") if fields["kda_safe_gate"] else None,
         "gates_heads": gates == "head_wise",
     }
+    return {**found, **_shared_width(fields)}
+
+
+def _v2_kinds(fields: Fields) -> dict[str, tuple[Part, ...]]:
+    """Of Ling-2.0; later ones have recurrent layers as well, whose tensors are not listed."""
+    if fields.get("kv_lora_rank"):
+        return {}
+    return {"dense": NORMS + _FUSED_GQA + DENSE_MLP, "moe": _block(fields)}
+
+
+def _v2_normalised(fields: Fields) -> Fields:
+    scores, groups = fields.get("scoring_func"), int(fields.get("n_group") or 1)
+    has_bias = bool(fields.get("moe_router_enable_expert_bias"))
+    if (scores == "sigmoid") != has_bias or (scores != "sigmoid" and groups > 1):
+        raise UnsupportedFamily(
+            f"score_function is {scores!r}, moe_router_enable_expert_bias {has_bias}, n_group "
+            f"{groups}; the engine computes Ling-2.0's experts by sigmoids with a bias, or by a "
+            "soft-max without one and without groups, as vLLM does."
+        )
+    if fields.get("use_rmsnorm") is False:
+        raise UnsupportedFamily("use_rmsnorm is false; the engine computes Ling-2.0 with it only.")
+    found: dict[str, Any] = {}
+    if fields.get("rotary_dim") and fields.get("head_dim"):
+        found["partial_rotary_factor"] = fields["rotary_dim"] / fields["head_dim"]
+    return {**found, **_shared_width(fields)}
+
+
+def _shared_width(fields: Fields) -> Fields:
+    """A width of shared experts is that of one; what is stored holds all of them."""
     width = fields.get("moe_shared_expert_intermediate_size")
-    if isinstance(width, int):  # of one; what is stored holds all
-        count = int(fields.get("num_shared_experts") or 1)
-        found |= {"moe_shared_expert_intermediate_size": count * width, "num_shared_experts": 1}
-    return found
+    if not isinstance(width, int):
+        return {}
+    count = int(fields.get("num_shared_experts") or 1)
+    return {"moe_shared_expert_intermediate_size": count * width, "num_shared_experts": 1}
 
 
 _KEYS = appended_layer(out_norm="final_layernorm")
-_TRUNK = Trunk(embed="word_embeddings.weight", kind_of=dense_then_moe)
+_TRUNK = Trunk(embed="word_embeddings.weight", kinds_of=_v2_kinds, kind_of=dense_then_moe)
 _NORM_HEAD = "with norm_head SGLang normalises lm_head.weight while loading; it is stored raw"
 _TRANSFORMERS = "transformers 5.22.2 declares generate(use_mtp=True) for bailing_hybrid, and raises"
 
@@ -182,9 +213,35 @@ V2 = Family(
         "bailing_moe_v2": "Ling 2.0",
         "bailing_hybrid": "Ling 2.5 and 2.6",
     },
-    lacks="Ling-2.0's fused query_key_value, and the linear attention of Ling-2.5 and 2.6, for "
-    "which transformers has no class to hold them to",
+    block_kind="moe",
+    runtime=Runtime(
+        model_types=("bailing_moe", "bailing_moe_v2"),
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "scoring_func": "softmax",
+            "num_shared_experts": 0,
+            "max_position_embeddings": 32768,
+        },
+        renamed={"score_function": "scoring_func"},
+        normalise=_v2_normalised,
+        refused={
+            "norm_head": "the engine computes Ling-2.0 without a normalised LM head.",
+            "use_bias": "the engine computes Ling-2.0 without biases.",
+            "use_qkv_bias": "the engine computes Ling-2.0 without biases.",
+        },
+        partial_rotary=True,
+        parameters=parameters("""
+            attention.qkv.weight      attention.query_key_value.weight
+            attention.o.weight        attention.dense.weight
+            attention.q_norm.weight   attention.query_layernorm.weight
+            attention.k_norm.weight   attention.key_layernorm.weight
+            mlp.router.correction     mlp.gate.expert_bias
+        """),
+    ),
+    lacks="the linear attention of Ling-2.5 and 2.6 (bailing_hybrid without KDA), for which "
+    "transformers has no class to hold it to",
     notes=(
+        "Ling-2.0's trunk is held to transformers' GLM-4.5 under other names: the same numbers",
         "some checkpoints call mlp.gate.expert_bias mlp.gate.e_score_correction_bias",
         _NORM_HEAD,
         _TRANSFORMERS,

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, Trunk, parts
+from collections.abc import Mapping
+
+from headstart.errors import BadConfig, UnsupportedFamily, some
+from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import HYPER
 from headstart.families.cautions import Caution
+from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
-_BLOCK = HYPER + parts("""
+_ATTENTION = HYPER + parts("""
     attn_norm.weight                     hidden
     ffn_norm.weight                      hidden
     attn.wq_a.weight                     q_rank             hidden
@@ -18,8 +24,9 @@ _BLOCK = HYPER + parts("""
     attn.wo_a.weight                     o_groups*o_rank    heads_per_group*head_dim
     attn.wo_b.weight                     hidden             o_groups*o_rank
     attn.attn_sink                       heads
+""")
+_EXPERTS = parts("""
     ffn.gate.weight                      experts            hidden
-    ffn.gate.bias                        experts
     ffn.experts.{expert}.w1.weight       moe_width          hidden
     ffn.experts.{expert}.w2.weight       hidden             moe_width
     ffn.experts.{expert}.w3.weight       moe_width          hidden
@@ -27,6 +34,97 @@ _BLOCK = HYPER + parts("""
     ffn.shared_experts.w2.weight         hidden             shared_width
     ffn.shared_experts.w3.weight         shared_width       hidden
 """)
+_FEEDS = {
+    "moe": _EXPERTS + parts("ffn.gate.bias experts"),
+    "hash_moe": _EXPERTS + parts("ffn.gate.tid2eid vocab top_k"),
+}
+_BLOCK = _ATTENTION + _FEEDS["moe"]  # sees near tokens only
+
+# What a layer adds to see far tokens as entries of windows; those that choose windows make entries
+# twice as wide, and have an indexer with windows of its own.
+_WINDOWS = """
+    {at}.wkv.weight     {wide}   hidden
+    {at}.wgate.weight   {wide}   hidden
+    {at}.ape            {size}   {wide}
+    {at}.norm.weight    {dim}
+"""
+_INDEXER = parts("""
+    attn.indexer.wq_b.weight           index_heads*index_dim   q_rank
+    attn.indexer.weights_proj.weight   index_heads             hidden
+""")
+_NEAR, _CHOSEN = "sliding_attention", "compressed_sparse_attention"
+_FAR = "heavily_compressed_attention"
+_RATES = {_CHOSEN: 4, _FAR: 128}
+_SEES = {0: _NEAR, 1: _NEAR, 4: _CHOSEN, 128: _FAR}  # by compress_ratios
+
+
+def _sizes(fields: Fields) -> dict[str, int]:
+    """Of windows, by what transformers calls a layer."""
+    given = fields.get("compress_rates")
+    rates = {**_RATES, **(given if isinstance(given, Mapping) else {})}
+    return {name: int(rates[name]) for name in _RATES}
+
+
+def _seen(fields: Fields, layer: int) -> str:
+    """What a layer sees, by transformers' names; releases list how many tokens become one."""
+    named, ratios = fields.get("layer_types"), fields.get("compress_ratios")
+    if isinstance(named, list) and layer < len(named):
+        return str(named[layer])
+    if isinstance(ratios, list) and layer < len(ratios):
+        return _SEES.get(ratios[layer], str(ratios[layer]))
+    return _FAR if layer < 2 or layer % 2 == 0 else _CHOSEN
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    feeds, first = fields.get("mlp_layer_types"), fields.get("num_hash_layers")
+    if isinstance(feeds, list) and layer < len(feeds):
+        feed = str(feeds[layer])
+    else:
+        feed = "hash_moe" if layer < (3 if first is None else int(first)) else "moe"
+    return f"{_seen(fields, layer)}/{feed}"
+
+
+def _kinds(fields: Fields) -> Mapping[str, tuple[Part, ...]]:
+    sizes = _sizes(fields)
+    near, at = _ATTENTION, "attn.compressor"
+    choosing, far = (sizes[name] for name in _RATES)
+    sparse = _WINDOWS.format(at=at, wide="2*head_dim", dim="head_dim", size=choosing)
+    index = _WINDOWS.format(
+        at="attn.indexer.compressor", wide="2*index_dim", dim="index_dim", size=choosing
+    )
+    heavy = _WINDOWS.format(at=at, wide="head_dim", dim="head_dim", size=far)
+    attends = {
+        _NEAR: near,
+        _CHOSEN: near + parts(sparse + index) + _INDEXER,
+        _FAR: near + parts(heavy),
+    }
+    return {f"{a}/{f}": own + feed for a, own in attends.items() for f, feed in _FEEDS.items()}
+
+
+def _normalised(fields: Fields) -> Fields:
+    """One list of windows' sizes, and limits of all experts."""
+    count = int(fields.get("num_hidden_layers") or 0)
+    kinds = [_seen(fields, layer) for layer in range(count)]
+    if unknown := sorted({*kinds} - {*_SEES.values()}):
+        raise UnsupportedFamily(
+            f"layers see {some(unknown)} (layer_types, compress_ratios); the engine computes "
+            "deepseek_v4 with windows of 4 (chosen) and 128 tokens, and without, as releases have."
+        )
+    sizes = {_NEAR: 0, **_sizes(fields)}
+    if any(sizes[name] < 1 for name in _RATES):
+        raise BadConfig(f"compress_rates is {fields['compress_rates']!r}; expected sizes above 0.")
+    rotated = fields.get("qk_rope_head_dim")
+    if rotated is None and fields.get("partial_rotary_factor"):
+        rotated = int(int(fields["head_dim"]) * float(fields["partial_rotary_factor"]))
+    most = [float(fields["swiglu_limit"])] * (count + 1)
+    return {
+        "compress_ratios": [sizes[name] for name in kinds],
+        "qk_rope_head_dim": rotated or 64,
+        "swiglu_limits": most,
+        "swiglu_limits_shared": most,
+        "num_key_value_heads": 1,
+    }
+
 
 FAMILY = Family(
     name="deepseek_v4",
@@ -63,15 +161,14 @@ FAMILY = Family(
         hc_head.scale        1
     """),
     block=lambda fields: _BLOCK,
-    block_kind="moe",
+    block_kind=f"{_NEAR}/moe",
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(
         prefixes=("",),
         embed="embed.weight",
         lm_heads=("head.weight",),
-        # Trunk layers may add a KV compressor, an indexer and hashed routing to this.
-        kinds={"moe": _BLOCK},
-        kind_of=lambda fields, layer: "moe",
+        kinds_of=_kinds,
+        kind_of=_kind,
         extras=parts("""
             hc_head_fn      hc   hc*hidden
             hc_head_base    hc
@@ -102,9 +199,55 @@ FAMILY = Family(
     ),
     is_complete=True,
     is_quantized_by_layout=True,
-    lacks="K/V that layers compress by different ratios, output projections in groups, experts "
-    "chosen by hashed tokens, and a head whose streams are joined by weights of its own",
+    runtime=Runtime(
+        defaults={
+            "rms_norm_eps": 1e-6,
+            "head_dim": 512,
+            "scoring_func": "sqrtsoftplus",
+            "routed_scaling_factor": 1.5,
+            "n_shared_experts": 1,
+            "swiglu_limit": 10.0,
+            "sliding_window": 128,
+            "rope_theta": 10000.0,
+            "compress_rope_theta": 160000.0,
+            "max_position_embeddings": 1048576,
+        },
+        fixed={"limits_before_activation": True},
+        normalise=_normalised,
+        streams="balanced",
+        parameters=parameters("""
+            attention_norm.weight                   attn_norm.weight
+            attention.compress.weight               attn.{wq_a,wkv}.weight
+            attention.q_latent_norm.weight          attn.q_norm.weight
+            attention.q_up.weight                   attn.wq_b.weight
+            attention.kv_norm.weight                attn.kv_norm.weight
+            attention.sinks                         attn.attn_sink
+            attention.o_groups                      attn.wo_a.weight
+            attention.o.weight                      attn.wo_b.weight
+            attention.windows.kv.weight             attn.compressor.{wkv,wgate}.weight
+            attention.windows.bias                  attn.compressor.ape
+            attention.windows.norm.weight           attn.compressor.norm.weight
+            attention.indexer.q_up.weight           attn.indexer.wq_b.weight
+            attention.indexer.weights.weight        attn.indexer.weights_proj.weight
+            attention.indexer.windows.kv.weight     attn.indexer.compressor.{wkv,wgate}.weight
+            attention.indexer.windows.bias          attn.indexer.compressor.ape
+            attention.indexer.windows.norm.weight   attn.indexer.compressor.norm.weight
+            mlp_norm.weight                         ffn_norm.weight
+            mlp.router.weight                       ffn.gate.weight
+            mlp.router.correction                   ffn.gate.bias
+            mlp.router.by_token                     ffn.gate.tid2eid
+            mlp.experts.gate_up.weight              ffn.experts.{expert}.{w1,w3}.weight
+            mlp.experts.down.weight                 ffn.experts.{expert}.w2.weight
+            mlp.shared.gate_up.weight               ffn.shared_experts.{w1,w3}.weight
+            mlp.shared.down.weight                  ffn.shared_experts.w2.weight
+        """),
+        has_gpu_kernels=False,
+    ),
     notes=(
+        "layers that see near tokens only rotate by rope_theta and without YaRN (transformers, "
+        "SGLang, llama.cpp, vLLM 0.32.0 and here); vLLM of 2026-08-22 stretches them, too",
+        "the engine keeps what windows are made from, of every token: 3072 numbers in a layer that "
+        "chooses windows, 1536 in one that sees all of them, 512 in others (V4 Flash)",
         "llama.cpp drafts with it from b10228 on",
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",

@@ -48,6 +48,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "hc_rank": ("hc_lowrank",),
     "ple_dim": ("ple_embed_dim",),
     "ple_conv": ("ple_conv_kernel_size",),
+    "top_k": ("num_experts_per_tok", "moe_k", "moe_top_k"),
     "ngram_shards": ("split_ngram_parts",),
     "swa_heads": ("swa_num_attention_heads", "attention_other_setting.num_attention_heads"),
     "swa_kv_heads": ("swa_num_key_value_heads", "attention_other_setting.num_attention_groups"),

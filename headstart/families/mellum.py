@@ -112,5 +112,7 @@ FAMILY = Family(
         "one module at most; its attention is of mtp_layer_types, sliding where that is not given",
         "experts are stored one by one or fused; either is kept",
         "which of the releases carry the head is not known",
+        "vLLM 0.33.0 drafts through its transformers backend where a config says num_mtp_layers, "
+        "as its sources read; not run here",
     ),
 )

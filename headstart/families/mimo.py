@@ -161,6 +161,14 @@ V2 = Family(
         kinds_of=_v2_kinds,
         kind_of=_v2_kind,
         slides=_v2_slides,
+        # of V2.5-Omni, as vLLM 0.33.0 reads it
+        beside=(
+            "visual.",
+            "model.visual.",
+            "audio_encoder.",
+            "speech_embeddings.",
+            "audio_tokenizer.",
+        ),
     ),
     kv_elements="swa_kv_heads*swa_head_dim+swa_kv_heads*swa_v_dim",
     looked_up_as={"vllm": "model.mtp.layers.{module}.", "sglang": "model.decoder."},
@@ -173,7 +181,6 @@ V2 = Family(
     variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,
     runtime=Runtime(
-        model_types=("mimo_v2_flash", "mimo_v2"),
         defaults={
             "scoring_func": "sigmoid",
             "partial_rotary_factor": 0.334,
@@ -190,10 +197,10 @@ V2 = Family(
         parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
         qkv_ranks="num_key_value_heads",
     ),
-    lacks="the names of what V2.5-Omni (mimo_v2_omni) holds beside its text part",
     notes=(
         "V2.5 stores a fused qkv_proj in four chunks, V2.5-Pro in eight, one for each K/V head of "
         "the trunk and rank: copied as it is, and put in order by our engine",
         "vLLM uses the first of the three modules only",
+        "of V2.5-Omni the engine runs the text part, beside the names that vLLM 0.33.0 reads",
     ),
 )

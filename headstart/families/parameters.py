@@ -109,6 +109,10 @@ USUAL = parameters("""
     final_norm.join.weight            hc_head_fn
     final_norm.join.base              hc_head_base
     final_norm.join.scale             hc_head_scale
+    hc_head.join.weight               hc_head.fn
+    hc_head.join.base                 hc_head.base
+    hc_head.join.scale                hc_head.scale
+    hc_head.norm.weight               out_norm.weight
 """)
 
 
@@ -116,7 +120,11 @@ USUAL = parameters("""
 UNUSUAL = frozenset({
     "attention.conv_bias", "attention.skip", "mlp.up.weight", "mlp.experts.up.weight",
     "mlp.shared.up.weight", "mlp.latent_in.weight", "mlp.latent_out.weight",
-    "attention_out_norm.weight", "mlp_out_norm.weight",
+    "attention_out_norm.weight", "mlp_out_norm.weight", "attention.kv_norm.weight",
+    "attention.o_groups", "attention.windows.kv.weight", "attention.windows.bias",
+    "attention.windows.norm.weight", "attention.indexer.windows.kv.weight",
+    "attention.indexer.windows.bias", "attention.indexer.windows.norm.weight",
+    "mlp.router.by_token",
 })  # fmt: skip
 
 

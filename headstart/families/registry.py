@@ -35,6 +35,7 @@ _FAMILIES = (
     "ernie:FAMILY",
     "nemotron:FAMILY",
     "step:FAMILY",
+    "step:STEP5",
     "longcat:FAMILY",
     "hunyuan:V3",
     "hunyuan:V4",

@@ -1,7 +1,8 @@
-"""Step-3.5 and 3.7: three chained modules, each with a trained LM head of its own."""
+"""Step-3.5, 3.7 and 5: chained modules, each with a trained LM head of its own."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from headstart.errors import UnsupportedFamily
@@ -180,4 +181,28 @@ FAMILY = Family(
         ),
     ),
     notes=("per-layer config lists have one trailing entry for each module",),
+)
+
+STEP5 = Family(
+    name="step5",
+    title="Step-5",
+    model_types=("step5", "step5_vl"),
+    architectures=("Step5ForCausalLM", "Step5ForConditionalGeneration"),
+    keys=FAMILY.keys,
+    layout=replace(FAMILY.layout, zero_centred_norms=False),
+    centred_norms=lambda fields: bool(fields.get("zero_centered")),
+    # No block table: which tensors attention has there follows from sparse_config.
+    head=FAMILY.head,
+    trunk=Trunk(
+        prefixes=FAMILY.trunk.prefixes,
+        lm_heads=FAMILY.trunk.lm_heads,
+        beside=FAMILY.trunk.beside,
+    ),
+    looked_up_as={"vllm": "model.layers.{layer}.mtp_block."},
+    served={"vllm": "0.33.0"},
+    lacks="grouped attention to a choice of compressed blocks of tokens (sparse_config)",
+    notes=(
+        "names and contract as vLLM 0.33.0 loads and computes them; no release was seen",
+        "modules' blocks must be dense there",
+    ),
 )

@@ -8,7 +8,7 @@ from headstart.families.versions import is_at_least
 
 # engine -> the newest release whose flags were read; assumed when none is installed
 NEWEST = {
-    "vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1",
+    "vllm": "0.33.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1",
     "llamacpp": "b10586", "mlx": "0.7.10",
 }  # fmt: skip
 

@@ -177,7 +177,7 @@ class Store:
 def even_sample(texts: dict[str, KeptText], max_bytes: int) -> set[str]:
     """Ids of texts of about `max_bytes` in all: kinds get equal room, and in a kind spans of time.
 
-    What a small kind does not need is for the others. Who stays is decided by each text's draw, so
+    What a small kind does not need is for the others. Each text's draw decides whether it stays, so
     thinning out twice keeps what thinning out once would.
     """
     by_kind: dict[str, dict[str, KeptText]] = {}
@@ -198,7 +198,7 @@ def even_sample(texts: dict[str, KeptText], max_bytes: int) -> set[str]:
 
 
 def shared_room(needs: dict[Name, int], room: int) -> dict[Name, int]:
-    """Equal parts of `room`, where nobody gets more than needed and the rest is shared again."""
+    """Equal parts of `room`, none more than is needed; the rest is shared again."""
     given: dict[Name, int] = {}
     for number, name in enumerate(sorted(needs, key=lambda name: needs[name])):
         given[name] = min(needs[name], room // (len(needs) - number))

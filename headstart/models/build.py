@@ -155,6 +155,8 @@ def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> in
     ropes = {config.rope, config.rope_of_head}
     if config.sliding is not None:
         ropes.add(config.sliding.rope)
+    if config.compressed is not None:
+        ropes.add(config.compressed.far_rope)
     most = _TABLE_BYTES // max(1, sum(table_bytes(rope, dtype) for rope in ropes))
     if config.max_positions <= most:
         return config.max_positions

@@ -24,8 +24,10 @@ from headstart.models.attention_config import (
     sliding_shape,
     windows_by_layer,
 )
+from headstart.models.compressed_config import CompressedConfig, compressed_config
 from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
 from headstart.models.layer_kinds import (
+    BY_TOKEN,
     DELTA,
     KIMI,
     MAMBA,
@@ -37,6 +39,7 @@ from headstart.models.layer_kinds import (
     kind_of,
     limited,
     parameters_by_layer,
+    windowed,
     with_shared_indexers,
 )
 from headstart.models.mamba_config import MambaConfig, mamba_config
@@ -77,6 +80,7 @@ class ModelConfig:
     delta: DeltaConfig | None  # of the layers whose mixer it is
     mamba: MambaConfig | None
     mla: MlaConfig | None  # of latent attention
+    compressed: CompressedConfig | None  # of layers that see far tokens as entries of windows
     index: IndexConfig | None  # of layers with K/V heads that see a choice of tokens
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
@@ -111,6 +115,10 @@ class ModelConfig:
             index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             entry = self.mla.entry
             return ((entry,), (index,)) if index_apart else ((entry + index,), (0,))
+        if kind.mixer == "compressed":
+            assert self.compressed is not None
+            has_windows, chooses = kind.window_size > 0, kind.index == "own"
+            return (self.compressed.kept(has_windows=has_windows, chooses=chooses),), (0,)
         shape = self.shape(kind)
         if kind.mixer == "indexed":
             assert self.index is not None
@@ -184,6 +192,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     rotates = runtime.rotates and bool(raw.get("attention_rotates", True))
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [kind_of(*each) for each in zip(held, slides, strict=True)]
+    made = [windowed(kind, raw, i) for i, kind in enumerate(made[:-1])] + made[-1:]
     *trunk_kinds, head_kind = (limited(kind, raw, i) for i, kind in enumerate(made))
     kinds = with_shared_indexers(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
@@ -193,15 +202,20 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mla = mla_config(raw, held[-1], has_index=has_index, rotates=rotates)
     if mla is not None:
         head_dim = mla.qk_dim
-    rope = NO_ROTATION
-    if rotates or raw.get("head_rotates"):
+    compressed = None
+    if head_kind.mixer == "compressed":
+        has_index = any(kind.index == "own" for kind in kinds)
+        compressed = compressed_config(raw, has_index=has_index)
+    rope = NO_ROTATION if compressed is None else compressed.rope
+    if compressed is None and (rotates or raw.get("head_rotates")):
         rope = rope_config(
             raw,
             head_dim if mla is None else mla.rope_dim,
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
-    experts = next((names for names in held if ROUTER in names), None)
+    routers = [names for names in held if ROUTER in names]
+    experts = next((names for names in routers if BY_TOKEN not in names), None)
     return ModelConfig(
         model_type=model_type,
         num_layers=layers,
@@ -227,6 +241,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         delta=delta,
         mamba=mamba_config(raw) if any(MAMBA in names for names in held) else None,
         mla=mla,
+        compressed=compressed,
         index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
@@ -274,7 +289,9 @@ def _windows(
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
     # layer_types mean something else there
-    if any(not kind.attends or kind.index != "none" for kind in kinds):
+    if any(
+        not kind.attends or kind.index != "none" or kind.mixer == "compressed" for kind in kinds
+    ):
         return (None,) * len(kinds)
     return windows_by_layer(raw, len(kinds), has_windows=has_windows)
 

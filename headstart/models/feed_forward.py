@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import linear, silu, softplus
 
+from headstart.errors import ShapeMismatch
 from headstart.models.linear import PRODUCTS, Linear, Stack
 from headstart.models.moe_config import Limit, MoeConfig
 
@@ -48,14 +49,18 @@ class Router(nn.Module):
     """Scores in at least fp32, and the experts that they choose."""
 
     correction: torch.Tensor | None
+    by_token: torch.Tensor | None
 
-    def __init__(self, config: MoeConfig, hidden: int):
+    def __init__(self, config: MoeConfig, hidden: int, *, vocab: int = 0):
+        """`vocab`: of a model whose table says which experts a token has."""
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.empty(config.num_experts, hidden), requires_grad=False)
         # Not trained: it steers how often an expert is chosen, and no gradient reaches it.
-        bias = torch.empty(config.num_experts) if config.correction else None
+        bias = torch.empty(config.num_experts) if config.correction and not vocab else None
         self.register_buffer("correction", bias)
+        table = torch.empty(vocab, config.top_k, dtype=torch.int64) if vocab else None
+        self.register_buffer("by_token", table)
         self.one_by_one = False  # set by models/exact.py
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -66,20 +71,47 @@ class Router(nn.Module):
             self.correction = _wide(self.correction)
         return self
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, tokens: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, hidden] -> chosen experts and their weights, [T, top_k] each."""
         config = self.config
         product = PRODUCTS["single"] if self.one_by_one else linear
         logits = product(_wide(x), _wide(self.weight))
-        scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
-        choosing = scores if self.correction is None else scores + self.correction
-        if config.num_groups > 1:
-            choosing = _best_groups(choosing.detach(), config)
-        chosen = choosing.topk(config.top_k, dim=-1).indices
+        scores = _scores(logits, config)
+        if self.by_token is None:
+            chosen = self._best(scores)
+        else:
+            assert tokens is not None, "these experts are chosen by tokens"
+            chosen = self.by_token[tokens]
         weights = scores.gather(1, chosen)
         if config.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=config.least_sum)
         return chosen, weights * config.scale
+
+    def check_table(self) -> None:
+        """That a table of tokens names experts that there are."""
+        table, count = self.by_token, self.config.num_experts
+        if table is not None and table.numel() and not 0 <= table.min() <= table.max() < count:
+            raise ShapeMismatch(
+                f"a table of experts by token holds {int(table.min())} to {int(table.max())}; the "
+                f"model has {count} experts. Config and weights do not belong together."
+            )
+
+    def _best(self, scores: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        choosing = scores if self.correction is None else scores + self.correction
+        if config.num_groups > 1:
+            choosing = _best_groups(choosing.detach(), config)
+        return choosing.topk(config.top_k, dim=-1).indices
+
+
+def _scores(logits: torch.Tensor, config: MoeConfig) -> torch.Tensor:
+    if config.scoring == "sigmoid":
+        return logits.sigmoid()
+    if config.scoring == "sqrtsoftplus":
+        return softplus(logits).sqrt()
+    return logits.softmax(dim=-1)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -150,17 +182,19 @@ class MoE(Mixture):
         hidden: int,
         limit: Limit | None = None,
         shared_limit: Limit | None = None,
+        *,
+        vocab: int = 0,  # where a table says which experts a token has
     ):
         super().__init__()
-        self.router = Router(config, hidden)
+        self.router = Router(config, hidden, vocab=vocab)
         self.experts = Experts(config, hidden, limit)
         width = config.shared_width
         self.shared = MLP(hidden, width, limit=shared_limit) if width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        result: Any = self.experts(x, *self.router(x))
+        result: Any = self.experts(x, *self.router(x, tokens))
         if self.shared is not None:
             shared = self.shared(x)
             if self.shared_gate is not None:

@@ -12,7 +12,9 @@ from headstart.families.parameters import held_by
 from headstart.families.runtime import Runtime
 from headstart.models.moe_config import Limit
 
-Mixer = Literal["attention", "sliding", "latent", "indexed", "delta", "mamba", "none"]
+Mixer = Literal[
+    "attention", "sliding", "latent", "indexed", "compressed", "delta", "mamba", "none"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,10 @@ class LayerKind:
     # "none": the layer has the other part alone
     mixer: Mixer = "attention"
     feed: Literal["dense", "moe", "none"] = "dense"
-    index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
+    # how entries are chosen that latent attention sees, or windows that compressed attention does
+    index: Literal["none", "own", "shared"] = "none"
+    window_size: int = 0  # of windows that compressed attention makes entries of; 0: it makes none
+    routes_by_token: bool = False  # whether a table says which experts a token has
     norms: Literal["before", "after"] = "before"  # of the parts: of what they read, or give
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: Limit | None = None
@@ -38,7 +43,7 @@ class LayerKind:
     @property
     def attends(self) -> bool:
         """Whether it keeps keys and values of every token, or an entry."""
-        return self.mixer in ("attention", "sliding", "latent", "indexed")
+        return self.mixer in ("attention", "sliding", "latent", "indexed", "compressed")
 
 
 # parameters that tell what a layer is made of
@@ -49,6 +54,8 @@ NGRAMS = "ngrams.key.weight"
 _STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
 MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
 _OUT_NORM = "mlp_out_norm.weight"
+_GROUPS, _WINDOW_INDEX = "attention.o_groups", "attention.indexer.windows.bias"
+BY_TOKEN = "mlp.router.by_token"
 UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
 
 
@@ -88,6 +95,8 @@ def kind_of(held: frozenset[str], slides: bool) -> LayerKind:
         mixer = "delta"
     elif _LATENT in held:
         mixer = "latent"
+    elif _GROUPS in held:
+        mixer = "compressed"
     elif _MEANS in held:
         mixer = "indexed"
     elif _OUT not in held:
@@ -95,7 +104,8 @@ def kind_of(held: frozenset[str], slides: bool) -> LayerKind:
     return LayerKind(
         mixer=mixer,
         norms="after" if _OUT_NORM in held else "before",
-        index="own" if _INDEXER in held else "none",
+        index="own" if held & {_INDEXER, _WINDOW_INDEX} else "none",
+        routes_by_token=BY_TOKEN in held,
         feed="moe" if ROUTER in held else "dense" if _DENSE in held else "none",
         has_streams=not held.isdisjoint(_STREAMS),
         has_ngrams=NGRAMS in held,
@@ -104,9 +114,10 @@ def kind_of(held: frozenset[str], slides: bool) -> LayerKind:
 
 def with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """Latent attention without an indexer uses that of an earlier layer, if there is any."""
-    if all(kind.index == "none" for kind in kinds):
+    latent = [kind for kind in kinds if kind.mixer == "latent"]
+    if all(kind.index == "none" for kind in latent):
         return tuple(kinds)
-    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
+    if latent[0].index == "none":
         raise BadConfig(
             "the first layer has no indexer, and there is none before it that it could share. "
             "Take the config.json of the model's release."
@@ -115,6 +126,13 @@ def with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
         replace(kind, index="shared") if (kind.mixer, kind.index) == ("latent", "none") else kind
         for kind in kinds
     )
+
+
+def windowed(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
+    """With the size of the windows that a layer compresses, where a config lists it."""
+    sizes = raw.get("compress_ratios") or []
+    size = sizes[layer] if kind.mixer == "compressed" and layer < len(sizes) else 0
+    return replace(kind, window_size=int(size or 0))
 
 
 def limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from headstart.models.attention import Context, EntryContext
+from headstart.models.compressed_attention import CompressedAttention
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.gated_streams import GatedConnection, GatedJoin
@@ -38,7 +39,8 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE | UngatedMLP
         assert config.moe is not None
         if not config.gated_mlp:
             return UngatedMoE(config.moe, config.hidden)
-        return MoE(config.moe, config.hidden, kind.limit, kind.shared_limit)
+        vocab = config.vocab if kind.routes_by_token else 0
+        return MoE(config.moe, config.hidden, kind.limit, kind.shared_limit, vocab=vocab)
     if not config.gated_mlp:
         return UngatedMLP(config.hidden, config.intermediate)
     bias, limit = config.mlp_bias, kind.shared_limit
@@ -64,7 +66,10 @@ def last_norm(config: ModelConfig) -> Norm | Joined | GatedJoin:
     return Joined(config.streams, config.hidden, norm(config.hidden, config))
 
 
-Mixer = Attention | IndexedAttention | LatentAttention | DeltaNet | KimiDeltaAttention | Mamba
+Mixer = (
+    Attention | IndexedAttention | LatentAttention | CompressedAttention | DeltaNet
+    | KimiDeltaAttention | Mamba
+)  # fmt: skip
 
 
 def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
@@ -73,6 +78,12 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
         assert config.mla is not None
         has_indexer = kind.index == "own"
         return LatentAttention(config.hidden, config.num_heads, config.mla, has_indexer=has_indexer)
+    if kind.mixer == "compressed":
+        assert config.compressed is not None
+        size, chooses = kind.window_size, kind.index == "own"
+        return CompressedAttention(
+            config.hidden, config.num_heads, config.compressed, size=size, chooses=chooses
+        )
     if kind.mixer == "delta":
         assert config.delta is not None
         kind_of_net = KimiDeltaAttention if config.delta.by_channel else DeltaNet
@@ -104,17 +115,23 @@ class DecoderLayer(nn.Module):
         rotation: Rotation,
         context: LayerContext,
         window: int | None = None,
+        tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if self.attention_streams is None or self.mlp_streams is None:
-            x = x + self.attention(self.attention_norm(x), rotation, context, window)
-            x = x + self.mlp(self.mlp_norm(x))
-            return x
+        """`tokens` [T]: the rows' own, where they say which experts a row has."""
 
         def attend(row: torch.Tensor) -> Any:
             return self.attention(self.attention_norm(row), rotation, context, window)
 
+        def feed(row: torch.Tensor) -> Any:
+            own = () if tokens is None else (tokens,)
+            return self.mlp(self.mlp_norm(row), *own)
+
+        if self.attention_streams is None or self.mlp_streams is None:
+            x = x + attend(x)
+            x = x + feed(x)
+            return x
         x = self.attention_streams(x, attend)
-        result = self.mlp_streams(x, lambda row: self.mlp(self.mlp_norm(row)))
+        result = self.mlp_streams(x, feed)
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -138,6 +155,7 @@ class GatedLayer(DecoderLayer):
         rotation: Rotation,
         context: LayerContext,
         window: int | None = None,
+        tokens: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self.attention_streams is not None and self.mlp_streams is not None
         x = self.attention_streams(x, lambda row: self.attention(row, rotation, context, window))

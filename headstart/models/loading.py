@@ -29,10 +29,12 @@ from headstart.errors import (
 from headstart.families.parameters import USUAL
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
+from headstart.models.feed_forward import Router
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 from headstart.models.weight_map import Target, Targets, layer_targets, parameters_of
 
+_WHOLE = ("I64", "I32")  # numbers of tables
 _MOST_PACKED = 16  # values in one that is stored, of quantised weights
 _READERS = 8  # tensors on their way to a GPU at once
 # Stored by some exporters, computed from the config by every engine.
@@ -185,12 +187,14 @@ def _fill(
             f"{len(missing)} tensors are missing: {some(missing)}. The config does not describe "
             "these files; download the checkpoint again."
         )
-    for name in targets:
+    for name, target in targets.items():
         source = tensors[name]
-        if isinstance(source, TensorSource) and source.dtype not in PLAIN:
+        is_table = parameters[target.parameter].dtype == torch.int64
+        known_types = _WHOLE if is_table else PLAIN
+        if isinstance(source, TensorSource) and source.dtype not in known_types:
             raise UnsupportedFamily(
-                f"{name} is stored as {source.dtype}; expected {', '.join(PLAIN)}, or a quantised "
-                "format with its scales. Take another release of the checkpoint."
+                f"{name} is stored as {source.dtype}; expected {', '.join(known_types)}, or a "
+                "quantised format with its scales. Take another release of the checkpoint."
             )
     known = {*targets, *ignored}
     left = [name for name in tensors if name not in known and not name.endswith(_DERIVED)]
@@ -210,6 +214,9 @@ def _fill(
             _check_shape(name, tensors[name].shape, place)
     plain = [name for name in targets if targets[name].parameter not in plan.parameters]
     _for_each(copy, plain, next(iter(parameters.values())).device)
+    for part in module.modules():
+        if isinstance(part, Router):
+            part.check_table()
 
 
 def _load_as_stored(module: nn.Module, plan: AsStored, loading: Loading) -> None:

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.dims import dims
 
-Scoring = Literal["softmax", "sigmoid"]
+Scoring = Literal["softmax", "sigmoid", "sqrtsoftplus"]
+_SCORING: tuple[Scoring, ...] = ("softmax", "sigmoid", "sqrtsoftplus")
 _TOP_K = ("num_experts_per_tok", "moe_k")
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
@@ -55,11 +56,12 @@ def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig
             "config.json of the model's release."
         )
     method = raw.get("topk_method", _TOPK_METHOD)
-    scoring = raw.get("scoring_func", "softmax")
-    if method != _TOPK_METHOD or scoring not in ("softmax", "sigmoid"):
+    given = raw.get("scoring_func", "softmax")
+    scoring = next((name for name in _SCORING if name == given), None)
+    if method != _TOPK_METHOD or scoring is None:
         raise UnsupportedFamily(
-            f"experts are chosen by topk_method {method!r} and scoring_func {scoring!r}; the "
-            f"engine computes {_TOPK_METHOD!r} with 'softmax' or 'sigmoid'."
+            f"experts are chosen by topk_method {method!r} and scoring_func {given!r}; the "
+            f"engine computes {_TOPK_METHOD!r} with 'softmax', 'sigmoid' or 'sqrtsoftplus'."
         )
     groups, top_groups = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
     if experts % groups or not 0 < top_groups <= groups or top_k > experts // groups * top_groups:
@@ -74,7 +76,7 @@ def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig
         width=width,
         shared_width=known.get("shared_width", 0) if "mlp.shared.down.weight" in parameters else 0,
         shared_gate="mlp.shared_gate.weight" in parameters,
-        scoring="sigmoid" if scoring == "sigmoid" else "softmax",
+        scoring=scoring,
         correction="mlp.router.correction" in parameters,
         num_groups=groups,
         top_groups=top_groups,

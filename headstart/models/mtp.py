@@ -67,14 +67,17 @@ class MTPModule(nn.Module):
 
 
 class StreamModule(MTPModule):
-    """A module that is fed all residual streams: one norm over them, a projection of each, and one
-    of the token's embedding, which is added to every stream. It hands the streams on."""
+    """A module that is fed all residual streams: a norm over them, or of each, a projection of
+    each, and one of the token's embedding, which is added to every stream. It hands the streams
+    on, and joins them by weights of its own for the LM head."""
 
     def __init__(self, config: ModelConfig, layout: HeadLayout):
         nn.Module.__init__(self)
         self.layout, self.hidden = layout, config.hidden
         self.embed_norm = norm(config.hidden, config)
-        self.hidden_norm = norm(config.state_size(layout), config)
+        assert config.streams is not None
+        by_stream = config.streams.kind != "gated"
+        self.hidden_norm = norm(config.hidden if by_stream else config.state_size(layout), config)
         self.fuse_embed = Linear(config.hidden, config.hidden)
         self.fuse_hidden = Linear(config.hidden, config.hidden)
         self.block = layer_of(config, config.head_layer)
@@ -93,7 +96,8 @@ class StreamModule(MTPModule):
         if self.layout.zero_embed_at_position_0:
             embedded = embedded.masked_fill((positions == 0)[:, None], 0)
         token = self.fuse_embed(self.embed_norm(embedded))
-        streams = self.fuse_hidden(self.hidden_norm(hidden).view(-1, self.hidden))
+        normed = self.hidden_norm(hidden.reshape(-1, self.hidden_norm.weight.shape[0]))
+        streams = self.fuse_hidden(normed.view(-1, self.hidden))
         x = (streams.view(len(hidden), -1, self.hidden) + token.unsqueeze(1)).flatten(1)
         x = self.block(x, (self.rotary or rotary).at(positions), context)
         return self.hc_head(x), x
@@ -109,11 +113,14 @@ class MTPHead(nn.Module):
             layout.trunk_hidden == "before_hc_head",
             layout.recycled_hidden == "streams",
         )
+        # gates norm what they join
         has_gates = config.streams is not None and config.streams.kind == "gated"
+        out_norm = "none" if has_gates else "own"
+        is_carried = all(carried) and config.streams is not None and layout.out_norm == out_norm
         if (
             layout.zero_centred_norms != config.centred_norms
             or layout.out_norm == "shared"
-            or (any(carried) and not (all(carried) and has_gates and layout.out_norm == "none"))
+            or (any(carried) and not is_carried)
         ):
             raise UnsupportedFamily("this kind of head is not run by the embedded engine yet.")
         self.layout, self.config = layout, config

@@ -18,11 +18,10 @@ from headstart.models.indexer import SCORE_VALUES, Indexer, IndexRows, best_of, 
 from headstart.models.linear import Linear
 from headstart.models.mla_config import IndexConfig
 from headstart.models.norm import Norm
-from headstart.models.rope import RopeConfig, RotaryTable, Rotation, rotate
+from headstart.models.rope import RopeConfig, Rotation, rotate, shared_table
 
 # What is kept of a pool's tokens [..., pool, kept], and the pools' first places [...] -> keys
 Pooling = Callable[[Tensor, Tensor], Tensor]
-_FEWEST_PLACES = 1024  # of a rotary table
 
 
 class PooledIndexer(Indexer):
@@ -63,7 +62,6 @@ class MeanIndexer(nn.Module):
         self.qk = Linear(hidden, (config.heads + 1) * config.dim)
         self.q_norm = Norm(config.dim, eps, centred=True)
         self.k_norm = Norm(config.dim, eps, centred=True)
-        self._tables: list[RotaryTable] = []  # the last one that was made, no part of the model
 
     @torch.no_grad()
     def project(self, x: Tensor, rotation: Rotation) -> tuple[IndexRows, Tensor]:
@@ -81,17 +79,10 @@ class MeanIndexer(nn.Module):
 
     def _pooled(self, entries: Tensor, firsts: Tensor) -> Tensor:
         keys = self.k_norm(entries.mean(dim=-2).to(self.k_norm.weight.dtype))
-        table = self._table(int(firsts.max()) + 1 if firsts.numel() else 1, keys)
+        places = int(firsts.max()) + 1 if firsts.numel() else 1
+        table = shared_table(self.rope, places, keys.dtype, keys.device)
         turned = rotate(keys.flatten(0, -2).unsqueeze(1), *table.at(firsts.flatten()))
         return turned.view(keys.shape).to(entries.dtype)
-
-    def _table(self, places: int, like: Tensor) -> RotaryTable:
-        """With rotations of at least so many places."""
-        known = self._tables[0] if self._tables else None
-        if known is None or known.num_positions < places or known.cos.device != like.device:
-            size = max(_FEWEST_PLACES, 1 << (places - 1).bit_length())
-            self._tables = [RotaryTable(self.rope, size, like.dtype).to(like.device)]
-        return self._tables[0]
 
 
 def choose_pools(

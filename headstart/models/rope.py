@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ _REQUIRED = {
 }  # fmt: skip
 KINDS = tuple(_REQUIRED)
 _ROWS = 1 << 16  # of a table, computed at once
+_FEWEST = 1024  # positions of a table that layers share
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,22 @@ class RotaryTable(torch.nn.Module):
         """What turns rows at these positions [T]."""
         cos, sin = (part[positions].unsqueeze(1) for part in (self.cos, self.sin))
         return Rotation(cos, sin, self.is_interleaved)
+
+
+def shared_table(
+    config: RopeConfig, positions: int, dtype: torch.dtype, device: torch.device
+) -> RotaryTable:
+    """One with at least so many positions, for layers that rotate more than their rows."""
+    size = max(_FEWEST, 1 << (positions - 1).bit_length()) if positions > 0 else _FEWEST
+    return _shared_table(config, size, dtype, device)
+
+
+@lru_cache(4)
+@torch.inference_mode(False)
+def _shared_table(
+    config: RopeConfig, positions: int, dtype: torch.dtype, device: torch.device
+) -> RotaryTable:
+    return RotaryTable(config, positions, dtype).to(device)
 
 
 def _cos_and_sin(

@@ -94,22 +94,23 @@ def attend_chosen(
     rows, length = allowed.shape
     step = max(1, _MASK_VALUES // (length if sinks is None else length * len(sinks)))
     if rows <= step:
-        return _attend_chosen(q, keys, values, allowed, sinks)
+        return attend_allowed(q, keys, values, allowed, sinks)
     parts = []
     for at in range(0, rows, step):
         own, seen = slice(at, at + step), length - rows + at + step
         near = allowed[own, :seen]
-        parts.append(_attend_chosen(q[own], keys[:seen], values[:seen], near, sinks))
+        parts.append(attend_allowed(q[own], keys[:seen], values[:seen], near, sinks))
     return torch.cat(parts)
 
 
-def _attend_chosen(
+def attend_allowed(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     allowed: torch.Tensor,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
+    """The same with the whole mask in memory; entries may lie in any order."""
     mask = allowed
     if sinks is not None:  # as in `_attend`
         unseen = torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(~allowed, -torch.inf)

@@ -47,6 +47,8 @@ class Trunk(nn.Module):
         config, sliding = self.config, self.config.sliding
         self.rotary = RotaryTable(config.rope, max_len, dtype)
         self.sliding_rotary = None if sliding is None else RotaryTable(sliding.rope, max_len, dtype)
+        far = None if config.compressed is None else config.compressed.far_rope
+        self.far_rotary = None if far is None else RotaryTable(far, max_len, dtype)
 
     def forward(
         self,
@@ -64,12 +66,15 @@ class Trunk(nn.Module):
             x = x.repeat(1, self.config.streams.count)
         config, rotation = self.config, self.rotary.at(positions)
         near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
+        far = rotation if self.far_rotary is None else self.far_rotary.at(positions)
         rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)
         for layer, kind, context, window in rows:
             if kind.has_ngrams:
                 assert isinstance(layer, GatedLayer) and layer.ngrams is not None
                 x = x + layer.ngrams(x, ids, context)
-            x = layer(x, near if kind.mixer == "sliding" else rotation, context, window)
+            turn = near if kind.mixer == "sliding" else far if kind.window_size else rotation
+            own = (ids,) if kind.routes_by_token else ()
+            x = layer(x, turn, context, window, *own)
         return x
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

@@ -57,8 +57,7 @@ def layer_targets(
         return [(at + _FUSED_QKV, Target(ours, order=_by_rank(_sizes(role, config, kind), config)))]
     if "{expert}" in names[0]:
         fused = fused_slot(names[0].format(expert=0))
-        assert fused is not None
-        if at + fused.name not in stored:
+        if fused is None or at + fused.name not in stored:
             return _by_expert(ours, [at + name for name in names], config)
         names = (fused.name,)
     if "{shard}" in names[0]:
@@ -102,6 +101,14 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
             size = delta.v_dim if delta.is_low_rank else delta.values
             return [delta.values] * 3 + [size] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
+    if role.endswith("windows.kv.weight"):
+        own = config.compressed
+        assert own is not None
+        index = own.index if ".indexer." in role else None
+        size = own.dim if index is None else index.dim
+        return [size * (1 + (kind.index == "own"))] * 2
+    if role == "attention.compress.weight" and config.compressed is not None:
+        return [config.compressed.q_rank, config.compressed.dim]
     if role == "attention.compress.weight":
         mla = config.mla
         assert mla is not None

@@ -108,6 +108,8 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
             compressed += config.hidden * (index.kept + index.heads)
         outputs = config.num_heads * (mla.v_dim + mla.gate_dim)
         return compressed + up + outputs * config.hidden
+    if kind.mixer == "compressed":
+        return _compressed_weights(config, kind)
     if kind.mixer == "none":
         return 0
     if kind.mixer == "mamba":
@@ -123,6 +125,19 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         queries = shape.heads * (1 + config.gated_attention) + shape.kv_heads
         columns = queries * shape.dim + (shape.heads + shape.kv_heads) * shape.v_dim
     return config.hidden * columns
+
+
+def _compressed_weights(config: ModelConfig, kind: LayerKind) -> int:
+    own = config.compressed
+    assert own is not None
+    chooses = kind.index == "own"
+    kept = own.kept(has_windows=kind.window_size > 0, chooses=chooses)
+    outputs = own.groups * own.o_rank
+    total = config.hidden * (own.q_rank + kept + outputs)
+    total += config.num_heads * own.dim * (own.q_rank + own.o_rank)
+    if chooses and own.index is not None:
+        total += own.index.heads * (own.q_rank * own.index.dim + config.hidden)
+    return total
 
 
 def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:

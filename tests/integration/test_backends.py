@@ -44,7 +44,8 @@ CLAIMS = {
         "qwen3_5_text", "qwen3_next", "step3p5",
     },
     "torch": {
-        "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone4_5",
+        "bailing_moe_v2", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+        "ernie4_5_moe", "exaone4_5",
         "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "llama",
         "mellum", "mimo", "mimo_v2", "nemotron_h", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe",
         "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "step3p5",

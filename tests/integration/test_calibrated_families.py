@@ -17,7 +17,7 @@ FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
     "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5",
-    "mellum", "hy_v4", "glm5_next", "qwen4_exp",
+    "mellum", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4", "bailing_moe_v2",
 )  # fmt: skip
 
 
@@ -42,6 +42,9 @@ NAMED = {
     "hy4-preview": ("layers=3,experts=16", ["latent"] * 3),
     "qwen3.8-flash-next": (
         "layers=4,experts=16,kv_heads=1,head_dim=16", ["delta"] * 3 + ["indexed"],
+    ),
+    "deepseek-v4-flash": (
+        "layers=4,experts=16,heads=8,head_dim=128,kv_heads=1", ["compressed"] * 4,
     ),
     "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
 }  # fmt: skip

@@ -125,3 +125,18 @@ def test_a_trained_head_is_written_in_the_order_it_was_stored(tiny: Tiny, tmp_pa
     found = split_parameters(dict(built.head.named_parameters()), built.head.config, stored.tensors)
     assert set(found) == set(stored.tensors)
     assert all(torch.equal(value, load(stored.tensors[name])) for name, value in found.items())
+
+
+def test_the_text_part_of_omni_runs_beside_what_it_leaves_out(tiny: Tiny, tmp_path: Path) -> None:
+    folder = checkpoint(tiny, "mimo_v2")
+
+    def change(own: Tensors) -> None:
+        for name in ("visual.merger.mlp.0.weight", "speech_embeddings.0.weight"):
+            own[name] = torch.ones(3, 4)
+
+    def declare(document: dict[str, Any]) -> None:
+        document |= {"model_type": "mimo_v2_omni", "architectures": ["MiMoV2OmniForCausalLM"]}
+
+    model = edited(folder, tmp_path / "omni", change=change, change_config=declare)
+    assert said(model, 3) == said(folder, 3)
+    assert "2 tensors of the vision part" in " ".join(build(Checkpoint.open(model)).notes)

@@ -35,7 +35,7 @@ from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.simulate.probe import probe
 
-FAMILIES = ("hy_v4", "glm5_next", "qwen4_exp")
+FAMILIES = ("deepseek_v4", "hy_v4", "glm5_next", "qwen4_exp")
 PROMPTS = make_prompts()
 # K, block size, rows per step, blocks, states of recurrent layers
 SHAPES: dict[str, tuple[int, int, int, int, int]] = {
@@ -44,10 +44,11 @@ SHAPES: dict[str, tuple[int, int, int, int, int]] = {
     "K=3, all at once": (3, 4, 512, 500, 80),
     "K=4, little memory": (4, 3, 16, 25, 40),
 }
-# Most of what is tried below does not depend on how layers write to streams; the last one has
-# recurrent layers, a head that carries streams, and states of more than one kind.
+# Most of what is tried below does not depend on how layers write to streams; the first one makes
+# entries of windows, the last one has recurrent layers and states of more than one kind. Heads of
+# both carry streams.
 closely = pytest.mark.parametrize(
-    "family", unless_long(FAMILIES[-1:], FAMILIES), indirect=True, scope="module"
+    "family", unless_long((FAMILIES[0], FAMILIES[-1]), FAMILIES), indirect=True, scope="module"
 )
 
 
@@ -120,10 +121,11 @@ def _exchanged(folder: Path, out: Path) -> Path:
     """The head with the two halves of its fusion exchanged, or its two projections."""
 
     def swap(own: dict[str, torch.Tensor]) -> None:
-        if "mtp.fc_embedding.weight" in own:
-            both = own["mtp.fc_embedding.weight"], own["mtp.fc_hidden.weight"]
-            own["mtp.fc_hidden.weight"], own["mtp.fc_embedding.weight"] = both
-            return
+        for one, other in (("mtp.fc_embedding", "mtp.fc_hidden"), ("mtp.0.e_proj", "mtp.0.h_proj")):
+            if f"{one}.weight" in own:
+                both = own[f"{one}.weight"], own[f"{other}.weight"]
+                own[f"{other}.weight"], own[f"{one}.weight"] = both
+                return
         name = published(folder, "fuse.weight")
         own[name] = own[name].roll(own[name].shape[0], dims=1).contiguous()
 

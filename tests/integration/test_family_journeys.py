@@ -42,12 +42,14 @@ FAMILIES = {
     "step3p5": (),
     "nemotron_h": (),
     "bailing_moe_v3": ("sglang", "speculators"),
+    "bailing_moe_v2": ("sglang", "speculators"),
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
     "mellum": (),
     "hy_v4": ("sglang",),
     "glm5_next": ("sglang",),
     "qwen4_exp": ("sglang",),
+    "deepseek_v4": ("xllm", "sglang"),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

@@ -40,7 +40,6 @@ from headstart.errors import (
     MissingTensor,
     ShapeMismatch,
     UnexpectedTensor,
-    UnsupportedFamily,
 )
 from headstart.heads.formats import open_head
 from headstart.heads.head import dequantize
@@ -658,10 +657,38 @@ def test_the_fp8_of_deepseek_v4_is_dequantised_exactly(tiny: Tiny, tmp_path: Pat
     assert set(found) == set(head_names(tiny("deepseek_v4")))
 
 
-def test_four_bit_experts_are_not_dequantised(tiny: Tiny, tmp_path: Path) -> None:
+_FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def test_four_bit_experts_and_blocks_of_powers_are_dequantised_exactly(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """As DeepSeek-V4 stores them: two codes in a byte, the low one first, a power for 32."""
+
+    def to_powers(contents: Tensors) -> None:
+        raw = contents["mtp.0.e_proj.scale"]
+        contents["mtp.0.e_proj.scale"] = torch.full_like(raw, 0.25).to(torch.float8_e8m0fnu)
+
     model = v4(tiny, tmp_path / "model", four_bit=True)
-    with pytest.raises(UnsupportedFamily, match="cannot be dequantised here"):
-        export(model, "headstart", tmp_path / "head", dequantized=True)
+    model = edited(model, tmp_path / "powers", change=to_powers)
+    stored = tensors(model)
+    found = tensors(export(model, "headstart", tmp_path / "head", dequantized=True))
+    expected = stored["mtp.0.e_proj.weight"].float() * 0.25
+    assert torch.equal(found["modules.0.fuse_embed.weight"].float(), expected.bfloat16().float())
+    name = "ffn.experts.1.w2"
+    packed = stored[f"mtp.0.{name}.weight"].view(torch.uint8)
+    exponents = stored[f"mtp.0.{name}.scale"].view(torch.uint8)
+    rows = [
+        [
+            (-1) ** (code >> 3)
+            * _FOUR_BITS[code & 7]
+            * 2.0 ** (int(exponents[0, place // 32]) - 127)
+            for place, code in enumerate(c for byte in row for c in (byte & 15, byte >> 4))
+        ]
+        for row in packed[:1].tolist()
+    ]
+    ours = found[f"modules.0.block.{name}.weight"][:1]
+    assert torch.equal(ours, torch.tensor(rows).to(ours.dtype))
 
 
 def test_a_scale_of_another_weight_is_refused(made: Made, tmp_path: Path) -> None:

@@ -98,6 +98,14 @@ QWEN4_EXP: dict[str, Any] = {
     "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "ple_conv_kernel_size": 4,
     "ngram_size": 3,
 }  # fmt: skip
+DEEPSEEK_V4: dict[str, Any] = {
+    "layer_types": ["compressed_sparse_attention", "heavily_compressed_attention"],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 3},
+    "compress_ratios": None, "num_hash_layers": 1, "num_key_value_heads": 1, "head_dim": 16,
+    "q_lora_rank": 24, "qk_rope_head_dim": 8, "o_groups": 2, "o_lora_rank": 12, "hc_mult": 2,
+    "sliding_window": 6, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 2,
+    "swiglu_limit": 1.0,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -115,7 +123,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         "exaone4_5": EXAONE,
         "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"], "sliding_windows": [7, 0]},
         "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
-        "bailing_moe_v3": LING,
+        "bailing_moe_v3": LING, "deepseek_v4": DEEPSEEK_V4,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}
@@ -141,7 +149,7 @@ def soft(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     out = folder.parent / f"{folder.name}-soft"
 
     def flatten(own: dict[str, torch.Tensor]) -> None:
-        own["lm_head.weight"] *= 0.4
+        own["lm_head.weight" if "lm_head.weight" in own else "head.weight"] *= 0.4
 
     return out if out.exists() else edited(folder, out, change=flatten)
 

@@ -16,6 +16,7 @@ import torch
 
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Seen
+from headstart.models.compressed_attention import CompressedAttention
 from headstart.models.delta_rule import Rows
 from headstart.models.feed_forward import Router
 from headstart.models.indexer import Indexer
@@ -28,6 +29,8 @@ from headstart.models.trunk import Trunk
 
 BLOCK_ROWS = MAX_TUNED_ROWS
 _TRIALS = 3
+# How many rows an expert gets is never constant, and heads have no `Linear` of their own.
+_WITH_OWN_PRODUCTS = (Stack, Router, LatentAttention, CompressedAttention, Indexer, Shares)
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,7 @@ def make_exact(trunk: Trunk) -> dict[tuple[int, int], str]:
     """Give every product a form in which a row's place does not matter; the forms by shape."""
     chosen: dict[tuple[int, int], str] = {}
     for module in trunk.modules():
-        # How many rows an expert gets is never constant, and heads have no `Linear` of their own.
-        if isinstance(module, Stack | Router | LatentAttention | Indexer | Shares):
+        if isinstance(module, _WITH_OWN_PRODUCTS):
             module.one_by_one = True
         if not isinstance(module, Linear):
             continue

@@ -105,6 +105,13 @@ def _ranks(name: str, weight: TensorSource, scale: TensorSource) -> int:
     return fitting[0] if len(fitting) == 1 else 1
 
 
+def has_blocks_of_powers(weight: TensorSource, scale: TensorSource, config: Described) -> bool:
+    """Whether scales that are powers of two stand for blocks, as DeepSeek-V4 stores FP8."""
+    if scale.dtype != "F8_E8M0" or config.block is None or len(weight.shape) != 2:
+        return False
+    return scale.shape == tuple(-(-n // s) for n, s in zip(weight.shape, config.block, strict=True))
+
+
 def mxfp8(name: str, scale_name: str, tensors: Tensors) -> StoredWeight:
     """`weight` F8 [N, K], a power of two for 32 columns."""
     weight = tensors[name]
@@ -117,7 +124,7 @@ def mxfp8(name: str, scale_name: str, tensors: Tensors) -> StoredWeight:
 
 
 def mxfp4(name: str, packed: str, scale_name: str, tensors: Tensors) -> StoredWeight:
-    """`weight_packed` U8 [N, K/2], a power of two for 32 columns."""
+    """Bytes [N, K/2] of two 4-bit floats each, a power of two for 32 columns."""
     shape = _unpacked(tensors[packed])
     size = _group(packed, shape, scale_name, tensors[scale_name], 32)
 
@@ -201,6 +208,7 @@ def _e2m1(packed: torch.Tensor) -> torch.Tensor:
     """Bytes [..., K/2] -> fp32 [..., K]; the even element in the low half, bit 3 is the sign."""
     import torch
 
+    packed = packed.view(torch.uint8)
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()
     return torch.tensor([*E2M1, *(-value for value in E2M1)])[codes]
 

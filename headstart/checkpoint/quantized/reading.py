@@ -2,9 +2,10 @@
 
 | beside each other | format | read by |
 |---|---|---|
-| `weight` F8, a scale of floats | FP8 per tensor, row or block | `floats.fp8` |
+| `weight` F8, a scale of floats (or of bytes, for blocks) | FP8 | `floats.fp8` |
 | `weight` F8, a scale of bytes | MXFP8 | `floats.mxfp8` |
 | `weight` I8, `weight_scale` | 8-bit integers | `compressed.int8` |
+| `weight` I8, a scale of bytes | MXFP4 as DeepSeek-V4 stores it | `floats.mxfp4` |
 | `weight` U8, `weight_scale` F8, `weight_scale_2` | ModelOpt's NVFP4 | `floats.nvfp4` |
 | `weight_packed` I32 | compressed-tensors, integers | `compressed.packed` |
 | `weight_packed` U8 | compressed-tensors, NVFP4 or MXFP4 | `floats.nvfp4`, `floats.mxfp4` |
@@ -93,11 +94,13 @@ def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
         raise refuse
     has_powers = tensors[scale].dtype in floats.POWERS
     if source.dtype in ("F8_E4M3", "F8_E5M2"):
-        if has_powers:
+        if has_powers and not floats.has_blocks_of_powers(source, tensors[scale], config):
             return floats.mxfp8(name, scale, tensors)
         return floats.fp8(name, scale, tensors, config)
     if source.dtype == "I8" and parameter == "weight" and not has_powers:
         return compressed.int8(module, tensors, config)
+    if source.dtype == "I8" and parameter == "weight" and config.kind is None:
+        return floats.mxfp4(name, name, scale, tensors)
     whole = f"{module}.weight_scale_2"
     if source.dtype == "U8" and tensors[scale].dtype == "F8_E4M3":
         return floats.nvfp4(name, name, scale, whole, tensors, divides=False)

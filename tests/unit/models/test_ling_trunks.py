@@ -8,12 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from support.model_reference import PagedRun, in_steps, randomised
+from support.model_reference import (
+    SMALL,
+    PagedRun,
+    in_steps,
+    randomised,
+    sources,
+    transformers_model,
+)
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import UnsupportedFamily
 from headstart.models.build import build
 from headstart.models.config import model_config
+from headstart.models.loading import TrunkNames, load_trunk
+from headstart.models.trunk import Trunk
 
 LING: dict[str, Any] = {
     "model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"],
@@ -100,3 +109,60 @@ def test_ling_2_5_is_not_taken_for_3_0() -> None:
         UnsupportedFamily, match=r"'bailing_hybrid'.*the linear attention of Ling-2.5"
     ):
         model_config(older)
+
+
+# GLM-4.5 computes what Ling-2.0 does: partial rotation, norms of q and k, groups of experts.
+GLM: dict[str, Any] = {
+    **SMALL, "model_type": "glm4_moe", "use_qk_norm": True, "attention_bias": False,
+    "partial_rotary_factor": 0.5, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 1.7, "norm_topk_prob": True, "first_k_dense_replace": 1,
+}  # fmt: skip
+LING_2: dict[str, Any] = {
+    **{name: value for name, value in GLM.items() if name not in (
+        "n_routed_experts", "n_shared_experts", "partial_rotary_factor",
+    )},
+    "model_type": "bailing_moe", "architectures": ["BailingMoeV2ForCausalLM"], "num_experts": 8,
+    "num_shared_experts": 2, "moe_shared_expert_intermediate_size": 24, "rotary_dim": 4,
+    "score_function": "sigmoid", "moe_router_enable_expert_bias": True, "use_rmsnorm": True,
+}  # fmt: skip
+_LING_2_NAMES = {
+    "embed_tokens.": "word_embeddings.", "self_attn.o_proj.": "attention.dense.",
+    "self_attn.q_norm.": "attention.query_layernorm.",
+    "self_attn.k_norm.": "attention.key_layernorm.",
+    "gate.e_score_correction_bias": "gate.expert_bias",
+}  # fmt: skip
+
+
+@torch.inference_mode()
+def test_ling_2_equals_glm_4_5_under_other_names() -> None:
+    model = transformers_model(GLM)
+    tensors = {}
+    for name, value in model.state_dict().items():
+        for theirs, ours in _LING_2_NAMES.items():
+            name = name.replace(theirs, ours)
+        tensors[name] = value
+    for name in [n for n in tensors if n.endswith("self_attn.q_proj.weight")]:
+        at = name.removesuffix("self_attn.q_proj.weight")
+        parts = [tensors.pop(f"{at}self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors[f"{at}attention.query_key_value.weight"] = torch.cat(parts)
+    trunk = Trunk(model_config(LING_2), SMALL["max_position_embeddings"], torch.float32)
+    load_trunk(trunk, sources(tensors), TrunkNames(embed="model.word_embeddings.weight"))
+    expected = model(torch.tensor([IDS]), use_cache=False).logits[0]
+    found = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"score_function": "softmax"}, "by sigmoids with a bias"),
+        ({"use_rmsnorm": False}, "use_rmsnorm is false"),
+        ({"use_qkv_bias": True}, "without biases"),
+        ({"norm_head": True}, "normalised LM head"),
+        ({"model_type": "bailing_hybrid", "kv_lora_rank": 16}, "linear attention of Ling-2.5"),
+    ],
+)
+def test_what_ling_2_is_computed_without_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedFamily, match=words):
+        model_config({**LING_2, **changes})

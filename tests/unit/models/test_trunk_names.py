@@ -45,7 +45,16 @@ def loaded(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "variant",
-    ["hy_v4", "glm5_next", "qwen4_exp", "bailing_moe_v3", "nemotron_h", "exaone_moe", "exaone4_5"],
+    [
+        "hy_v4",
+        "glm5_next",
+        "qwen4_exp",
+        "deepseek_v4",
+        "bailing_moe_v3",
+        "nemotron_h",
+        "exaone_moe",
+        "exaone4_5",
+    ],
 )
 def test_no_trunk_tensor_is_missing_or_unknown(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     own = NGRAMS if variant == "qwen4_exp" else {}
