@@ -11,7 +11,7 @@ from headstart.errors import ConfigError
 from headstart.heads.formats.vllm import PLUGIN, SETTINGS, check_folder_name, overrides
 from headstart.launch.plan import Plan
 from headstart.vllm_plugin.architectures import DRAFT_CLASSES
-from headstart.vllm_plugin.versions import OLDEST, why_not
+from headstart.vllm_plugin.versions import NEWEST_RUN, OLDEST, why_not
 from headstart.vocab.files import read_one
 
 _INSTALL = "pip install 'headstart[vllm]' in vLLM's environment"
@@ -71,7 +71,10 @@ def add_grafted(plan: Plan) -> None:
 
 def _require_release(plan: Plan, option: str) -> None:
     if reason := why_not(plan.version):
-        plan.refuse(option, f"is no release that Headstart's plugin runs in: {reason}", "Drop it.")
+        plan.refuse(
+            option, f"is no release that Headstart's plugin runs in: {reason}",
+            f"Drop it, or run another vLLM and name it (--engine-version {NEWEST_RUN}).",
+        )  # fmt: skip
 
 
 def _about_images(plan: Plan) -> None:

@@ -6,7 +6,8 @@ from headstart.errors import ConfigError
 from headstart.families.versions import is_at_least
 
 OLDEST = "0.26.0"  # the classes' methods have had the same form since
-TOO_NEW = "0.33.0"  # 0.32 is the newest release that was read and run
+NEWEST_RUN = "0.32.0"  # the newest release that was read and run
+TOO_NEW = "0.33.0"
 
 
 def why_not(version: str) -> str:

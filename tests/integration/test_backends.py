@@ -34,12 +34,14 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 # What each backend runs today: it may learn more, and must not forget any.
 CLAIMS = {
     "cuda": {
-        "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+        "bailing_moe_v2", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe",
+        "glm4_moe_lite",
         "glm_moe_dsa", "llama", "mellum", "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5",
         "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "step3p5",
     },
     "numba": {
-        "deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite", "llama", "mellum",
+        "bailing_moe_v2", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
+        "llama", "mellum",
         "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
         "qwen3_5_text", "qwen3_next", "step3p5",
     },
@@ -103,6 +105,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
     **SPARSE,
+    "bailing_moe_v2": {**_EXPERTS, "first_k_dense_replace": 0},
     "glm4_moe": {**_EXPERTS, "first_k_dense_replace": 0},
     "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 0, "moe_layer_end_index": 0},
     **dict.fromkeys(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.engine_runs import ids_of
 from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.long_runs import long_only
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -131,6 +132,7 @@ def agreeing(one: Play, other: Play) -> int:
     return len(places)
 
 
+@long_only
 def test_falling_k_changes_neither_text_nor_drafts(folder: Path, steady: Play) -> None:
     """With so little memory that a request has to start again."""
     found = play(folder, FALLING, num_blocks=16)

@@ -46,7 +46,7 @@ DECLARED = [variant for variant in WITH_HEAD if variant not in WITHOUT_COUNT]
 WITH_EXPERTS = [
     "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
     "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "nemotron_h", "mellum", "glm5_next", "hy_v4",
-    "qwen4_exp", "gigachat3_5", "openpangu_v2", "bailing_moe_v3",
+    "qwen4_exp", "gigachat3_5", "openpangu_v2", "bailing_moe_v2", "bailing_moe_v3",
 ]  # fmt: skip
 UNFUSED = ("deepseek_v4", "nemotron_h")  # other projections: never stored fused
 MODULES = {"mimo_v2": 3, "step3p5": 3, "gigachat3_5": 2, "openpangu_v2": 3}
@@ -71,7 +71,7 @@ NUM_TENSORS = {
     "qwen3_5_moe": 29, "qwen3_5_moe_text": 29, "qwen3": 15, "mimo": 16, "mimo_v2": 42,
     "ernie4_5_moe": 12, "nemotron_h": 24, "step3p5": 51, "mellum": 25, "glm5_next": 39,
     "hy_v4": 37, "qwen4_exp": 41, "motif": 19, "gigachat3_5": 106, "openpangu_v2": 117,
-    "bailing_moe_v3": 29, "exaone_moe": 15, "exaone4_5": 15,
+    "bailing_moe_v2": 27, "bailing_moe_v3": 29, "exaone_moe": 15, "exaone4_5": 15,
 }  # fmt: skip
 # per token and module, in elements; K/V is counted in 16 bits
 KV_ELEMENTS = {

@@ -104,12 +104,12 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     with learner(
         heads, folder, keys=["secret-a", "secret-b"], not_for=[key_name("secret-b")]
     ) as own:
+        first = own.learning.serving_name
         declined = own.ask(1000, headstart={"learn": False})["choices"][0]["token_ids"]
         own.key = "secret-b"
         excluded = own.ask(1001)["choices"][0]["token_ids"]
         own.key = "secret-a"
         before = own.ask_many(0, 90)
-        first = own.learning.serving_name
         own.wait(lambda: own.learning.numbers["swaps"] > 0)
         assert first == "start" and own.learning.serving_name != "start"
         assert own.ask_many(0, 90) == before, "texts never depend on a head"

@@ -34,6 +34,7 @@ from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, RequestError
+from headstart.learn.options import LearnOptions
 from headstart.server import rehearsal
 from headstart.server.answering import Answering
 from headstart.server.lifecycle import Serving
@@ -249,10 +250,11 @@ def test_a_port_that_is_taken_is_said_before_anything_is_imported(
     with listen(ServerOptions(port=0)) as taken:
         options = ServerOptions(port=taken.getsockname()[1])
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{options.port} "):
-            run(model=str(folder), server=options, options=EngineOptions())
+            run(model=str(folder), server=options, options=EngineOptions(), learn=LearnOptions())
     assert capsys.readouterr().err == ""
     with pytest.raises(MissingExtra):  # a free one: then it is imported
-        run(model=str(folder), server=ServerOptions(port=0), options=EngineOptions())
+        free = ServerOptions(port=0)
+        run(model=str(folder), server=free, options=EngineOptions(), learn=LearnOptions())
     assert f"loading {folder}; http://127.0.0.1:" in capsys.readouterr().err
 
 

@@ -44,7 +44,7 @@ def test_every_python_example_runs(api_server: Server, code: str) -> None:
 def test_all_fields_and_flags_that_the_page_names_exist() -> None:
     options = {*ServerOptions.__dataclass_fields__, *EngineOptions.__dataclass_fields__}
     flags = {f"--{name.replace('_', '-')}" for name in options}
-    assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= {*flags, "--hide-paths"}
+    assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= {*flags, "--hide-paths", "--head"}
     listed = PAGE[PAGE.index("Beside OpenAI's") : PAGE.index("Fields that change nothing")]
     assert set(re.findall(r"`([a-z_]+)`", listed)) <= {
         *ChatRequest.model_fields, *CompletionRequest.model_fields, *STRUCTURED,

@@ -124,13 +124,19 @@ def test_a_wrapper_that_no_engine_reads_is_refused() -> None:
         ("mellum", r"`headstart generate`; transformers 5\.22\.2 with generate"),
         ("motif", "Motif's own fork of vLLM"),
         ("openpangu_v2", r"omni-infer \(Ascend\); exllamav3; ik_llama"),
-        ("qwen3", "`headstart generate`"),
     ],
 )
 def test_a_head_that_no_engine_serves_is_said_to_run_elsewhere(name: str, others: str) -> None:
     for engine in ("vllm", "sglang", "trtllm", "xllm"):
         with pytest.raises(LaunchError, match=f"Others that do: {others}"):
             command(engine, name)
+
+
+def test_a_grafted_head_is_served_by_vllm_from_a_folder_of_its_own() -> None:
+    with pytest.raises(LaunchError, match="--format vllm --out DIR"):
+        command("vllm", "qwen3")
+    with pytest.raises(LaunchError, match="These do: vLLM"):
+        command("sglang", "qwen3")
 
 
 def test_k_and_runners_of_the_new_families() -> None:

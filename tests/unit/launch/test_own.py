@@ -17,7 +17,7 @@ def test_a_head_that_the_engine_runs_gets_a_command() -> None:
 
 
 def test_what_the_engine_does_not_run_gets_a_reason() -> None:
-    assert "would need" in str(own_command(report("deepseek_v4")))
+    assert "would need" in str(own_command(report("openpangu_v2")))
     assert "not known here" in str(own_command(replace(report("mimo"), family=None)))
     whole = report("mimo")
     lost = replace(whole, head=replace(whole.head, state="declared-but-missing"))

@@ -60,7 +60,7 @@ def test_ten_million_positions_are_bounded_by_default() -> None:
 
 
 class _Claim:
-    max_positions, sliding = 10_000_000, None
+    max_positions, sliding, compressed = 10_000_000, None, None
 
     def __init__(self, rope: RopeConfig, head: RopeConfig | None = None) -> None:
         self.rope, self.rope_of_head = rope, head or rope

@@ -49,13 +49,13 @@ def test_rows_that_see_a_choice_come_in_pieces_too(
     allowed = (torch.rand(ROWS, LENGTH) < 0.3) & (torch.arange(LENGTH) <= last)
     allowed[:, 0] = True
     together = attend_chosen(q, values, values, allowed)
-    rows_seen, inner = list[int](), row_attention._attend_chosen
+    rows_seen, inner = list[int](), row_attention.attend_allowed
 
     def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
         rows_seen.append(len(part))
         return inner(part, *rest)
 
-    monkeypatch.setattr(row_attention, "_attend_chosen", watched)
+    monkeypatch.setattr(row_attention, "attend_allowed", watched)
     monkeypatch.setattr(row_attention, "_MASK_VALUES", step * LENGTH)
     found = attend_chosen(q, values, values, allowed)
     assert torch.allclose(found, together, rtol=1e-12, atol=1e-14)

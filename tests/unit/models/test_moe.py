@@ -191,7 +191,7 @@ def test_experts_in_int8_are_near_and_the_router_is_not_rounded() -> None:
         ({"n_group": 3}, BadConfig, "8 experts in 3 groups"),
         ({"n_group": 4, "topk_group": 1}, BadConfig, "takes 3 of 1 groups"),
         ({"topk_method": "greedy"}, UnsupportedFamily, "topk_method 'greedy'"),
-        ({"scoring_func": "sqrtsoftplus"}, UnsupportedFamily, "scoring_func 'sqrtsoftplus'"),
+        ({"scoring_func": "tanh"}, UnsupportedFamily, "scoring_func 'tanh'"),
     ],
     ids=["too many", "no number", "odd groups", "small groups", "method", "scores"],
 )

@@ -127,7 +127,8 @@ def test_the_table_names_families_of_the_registry() -> None:
     named = {name for of_class in DRAFT_CLASSES.values() for name in of_class}
     assert named <= known
     served = {f.name for f in families() if "vllm" in (*f.served, *f.served_apart)}
-    assert served - named == {"gemma4_assistant"}, "every family that vLLM serves has a class"
+    others = {"gemma4_assistant", "step5"}  # the last from vLLM 0.33 on, which is too new
+    assert served - named == others, "every family that vLLM serves has a class"
 
 
 class LogitsProcessor(nn.Module):
