@@ -98,7 +98,6 @@ def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     assert "stage publish" in capsys.readouterr().out
 
 
-@long_only
 def test_what_is_scored_was_never_trained_on(done: Path) -> None:
     place = done
     heldout = (place / "work" / "evaluation" / "heldout.jsonl").read_text().splitlines()
