@@ -68,7 +68,7 @@ def test_the_python_in_the_readme_runs_after_the_commands(workplace: Path) -> No
 def test_commands_in_the_docs_can_be_parsed(page: Path) -> None:
     if page.name not in HISTORY:
         for line in lines_of(page.read_text()):
-            parse(line)
+            assert parse(line) in line
 
 
 def test_a_command_with_an_option_that_is_gone_would_be_found() -> None:

@@ -1,4 +1,4 @@
-"""The folder of `--learn`: where everything lies, who may write, and what it says of itself."""
+"""The folder of `--learn`: its files, the lock of its one writer, and the page that explains it."""
 
 from __future__ import annotations
 

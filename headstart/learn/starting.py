@@ -118,7 +118,7 @@ def read_overrides(path: Path | None) -> dict[str, Any]:
 
 
 def start_lines(options: LearnOptions, keys: tuple[str, ...]) -> list[str]:
-    """What a server's log says at its start: nobody should be surprised by what is kept."""
+    """What a server's log says at its start about what is kept."""
     lines = [
         f"learning: prompts and answers are COLLECTED in {options.learn} (token ids, at most "
         f"{options.learn_gigabytes:g} GB) to tune the head; requests decline with "

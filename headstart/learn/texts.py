@@ -42,7 +42,7 @@ class Text:
 
     @property
     def draw(self) -> float:
-        """A number from 0 to 1 that decides who stays when there is no room for all."""
+        """A number from 0 to 1: texts with low ones stay when there is no room for all."""
         return int(hashlib.sha256(self.id.encode()).hexdigest()[:13], 16) / 16**13
 
     def line(self) -> bytes:

@@ -105,7 +105,7 @@ class Inbox:
         return self._calls.qsize()
 
     def put(self, call: Callable[[], Any]) -> None:
-        """Something to be done; nobody waits for it."""
+        """Something to be done without an answer."""
         self._calls.put(call)
 
     def ask(self, work: Callable[[], T]) -> Future[T]:
@@ -142,7 +142,7 @@ class Inbox:
             return
 
     def close(self) -> None:
-        """The thread has ended: those who wait are told so."""
+        """The thread has ended: every call that waits gets an error that says so."""
         with self._lock:
             self._is_closed, left = True, list(self._asked)
         for done in left:

@@ -72,7 +72,7 @@ class ServerOptions:
     )
     allow_push: bool = field(
         default=False,
-        metadata={"help": "who has the push key may swap the head (`headstart push`)"},
+        metadata={"help": "the head may be swapped with the push key (`headstart push`)"},
     )
     push_key_file: str | None = field(
         default=None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,14 @@ def check_all(
     failures = sum(len(result.failures) for result in results)
     print(f"{len(results)} checked, {failures} failures")
     return 1 if failures else 0
+
+
+def interop_parser(doc: str | None, choices: Collection[str]) -> argparse.ArgumentParser:
+    """Where environments and models lie, where the result goes, and what is checked."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("--envs", type=Path, default=Path(".interop"))
+    parser.add_argument("--env", default="vllm", help="which environment below --envs")
+    parser.add_argument("--work", type=Path, default=Path(".interop/work"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", choices=choices, default=[])
+    return parser

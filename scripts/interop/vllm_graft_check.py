@@ -12,7 +12,6 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from itertools import pairwise
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 import vllm_counters as workload
-from checking import check_all
+from checking import check_all, interop_parser
 from checkpoints import CommandFailed, headstart, with_changed
 from engine_check import accepted_by_round
 from environments import python_of
@@ -148,13 +147,7 @@ def check(name: str, python: Path, site: Path, work: Path, versions: dict[str, s
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--envs", type=Path, default=Path(".interop"))
-    parser.add_argument("--env", default="vllm", help="which environment below --envs")
-    parser.add_argument("--work", type=Path, default=Path(".interop/work"))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*", choices=TRUNKS, default=[])
-    options = parser.parse_args()
+    options = interop_parser(__doc__, TRUNKS).parse_args()
     python = python_of(options.envs, options.env)
     site = plugin_site(python, options.work / "grafts")
     return check_all(

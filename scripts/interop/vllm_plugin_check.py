@@ -11,7 +11,6 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import vllm_counters as workload
-from checking import check_all
+from checking import check_all, interop_parser
 from engine_check import APART, FAMILIES, accepted_by_round, apart, make_model
 from environments import python_of
 from plugin_site import plugin_site
@@ -169,13 +168,7 @@ def check(family: str, python: Path, site: Path, work: Path, versions: dict[str,
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--envs", type=Path, default=Path(".interop"))
-    parser.add_argument("--env", default="vllm", help="which environment below --envs")
-    parser.add_argument("--work", type=Path, default=Path(".interop/work"))
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", nargs="*", choices=CHECKED, default=[])
-    options = parser.parse_args()
+    options = interop_parser(__doc__, CHECKED).parse_args()
     python = python_of(options.envs, options.env)
     site = plugin_site(python, options.work)
     return check_all(

@@ -149,19 +149,14 @@ def test_the_prefix_cache_is_not_every_clients_to_drop(server: Running) -> None:
 
 def test_the_prefix_cache_can_be_dropped(engine: Engine) -> None:
     with serving(engine, allow_cache_reset=True) as server:
-        drop_cache(server, engine)
 
+        def cached() -> int:
+            answer = ask(server, {**SHORT, "prompt": "abcdefgh" * 20}).json()
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 
-def drop_cache(server: Running, engine: Engine) -> None:
-    body = {**SHORT, "prompt": "abcdefgh" * 20}
-
-    def cached() -> int:
-        answer = ask(server, body).json()
-        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
-
-    assert cached() == 0 < cached()
-    assert HTTP.post(f"{server.url}/reset_prefix_cache").json() == {}
-    assert engine.pool.num_cached == 0 and cached() == 0
+        assert cached() == 0 < cached()
+        assert HTTP.post(f"{server.url}/reset_prefix_cache").json() == {}
+        assert engine.pool.num_cached == 0 and cached() == 0
 
 
 def test_answers_carry_an_id_and_repeat_the_clients(server: Running) -> None:

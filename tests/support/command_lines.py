@@ -11,8 +11,11 @@ import pytest
 from headstart.cli.main import build_command
 
 
-def parse(line: str) -> None:
-    """Raises what a user would be told, for an unknown command or option, or a missing one."""
+def parse(line: str) -> str:
+    """The command that a line runs.
+
+    Raises what a user would be told, for an unknown command or option, or a missing one.
+    """
     words = shlex.split(line, comments=True)
     words = words[words.index("headstart") + 1 :]
     command = build_command(words.pop(0))
@@ -22,6 +25,7 @@ def parse(line: str) -> None:
         # A head that is not there could be a name on the hub, which is asked while parsing.
         patch.setattr("headstart.checkpoint.hub.local_folder", Path)
         command.make_context(str(command.name), words)
+    return str(command.name)
 
 
 def lines_of(page: str) -> list[str]:

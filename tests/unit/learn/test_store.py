@@ -1,4 +1,4 @@
-"""Served texts on disk: what a kill leaves, what is thinned out, who is held out."""
+"""Served texts on disk: what a kill leaves, what is thinned out, what is held out."""
 
 from __future__ import annotations
 

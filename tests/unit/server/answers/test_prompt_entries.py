@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts: how many an answer may hold, and who writes them."""
+"""Log-probabilities of prompts: how many an answer may hold, and where they are written."""
 
 from __future__ import annotations
 
