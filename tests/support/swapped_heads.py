@@ -42,7 +42,7 @@ def heads_of(folder: Path) -> Heads:
         draw = torch.Generator().manual_seed(3)
         for name in names & set(own):
             values = own[name]
-            noise = torch.randn(values.shape, generator=draw) * 0.5 * values.float().abs().mean()
+            noise = torch.randn(values.shape, generator=draw) * 3 * values.float().abs().mean()
             own[name] = (values.float() + noise).to(values.dtype)
 
     edited(folder, weak_model, change=weaken)
