@@ -51,10 +51,11 @@ def cutting(name: str) -> Callable[[int, int], Cut]:
 
 def switch(names: list[str]) -> None:
     """Decide so, from the next engine on."""
-    attending.cut_for, wide_groups.IS_SHOWN_ON_GPUS = _decided
+    attending.cut_for = _decided[0]
+    wide_groups.IS_SHOWN_ON_GPUS = _decided[1]
     for name in names:
         if name in _PIECES:
-            attending.cut_for = cutting(name)
+            attending.cut_for = cutting(name)  # type: ignore[assignment]
         elif name in ("wide", "integers"):
             wide_groups.IS_SHOWN_ON_GPUS = name == "wide"
         elif name != "none":
