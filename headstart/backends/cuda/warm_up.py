@@ -53,8 +53,13 @@ _KINDS = (
 )  # fmt: skip
 
 
-def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
-    """All kernels of a pass over prompts and of these rounds, side by side."""
+def compile_all(
+    rounds: CapturedRounds, shapes: Sequence[RoundShape], copying: Sequence[RoundShape] = ()
+) -> None:
+    """All kernels of a pass over prompts and of these rounds, side by side.
+
+    `copying`: rounds that are compiled for plain requests alone.
+    """
     model, batch = thinned(rounds.graphs.model), rounds.batch
     with compiled_together():
         read_blank(rounds, _COMPILED_ROWS)
@@ -68,6 +73,8 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
             sampled = replace(shape, needs=_SAMPLED)
             run_drafts(model, batch, sampled.drafts)
             run_choice(model, batch, sampled.choice)
+        for shape in copying:
+            run_round(model, batch, shape)
         for shape in shapes[:1]:
             run_round(model, batch, replace(shape, needs=_ALL))
         if rounds.joins(()):
