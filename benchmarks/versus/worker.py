@@ -134,10 +134,10 @@ class Desk:
         before = run(third)
         prepared = time.perf_counter()
         call("headstart_prepare", job["head"])
-        while not all(call("headstart_is_prepared", job["head"])):
+        while not all(one["is"] for one in call("headstart_is_prepared", job["head"])):
             seen.note(self.driver.step())
         swapped = time.perf_counter()
-        call("headstart_swap", job["head"])
+        said = call("headstart_swap", job["head"])
         done = time.perf_counter()
         after = run(max(seen.count(name) for name in names) + third)
         run(job["tokens"])
@@ -145,7 +145,7 @@ class Desk:
         for name, prompt in prompts.items():
             self._check(prompt, seen.tokens(name))
         return {
-            "swap_seconds": done - swapped, "prepare_seconds": swapped - prepared,
+            "said": said, "swap_seconds": done - swapped, "prepare_seconds": swapped - prepared,
             "quiet": seen.gaps(names, *before), "preparing": seen.gaps(names, prepared, swapped),
             "during": seen.gaps(names, swapped, after[1]),
             "after": seen.gaps(names, done, after[1]),

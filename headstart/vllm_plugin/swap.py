@@ -9,15 +9,20 @@ is read beforehand (`headstart_prepare`) holds answers up for the copy alone.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import CheckpointError, ConfigError
+from headstart.errors import CheckpointError, ConfigError, HeadstartError
+from headstart.heads.formats.vllm import KEY
 
+log = logging.getLogger("vllm.headstart")
 EXTENSION = "headstart.vllm_plugin.swap.HeadSwap"
-PREPARE, IS_PREPARED, SWAP = "headstart_prepare", "headstart_is_prepared", "headstart_swap"
+DESCRIBE, PREPARE, SWAP = "headstart_describe", "headstart_prepare", "headstart_swap"
+IS_PREPARED = "headstart_is_prepared"
+Reply = dict[str, Any]  # what goes through vLLM's server as it is
 
 
 class HeadSwap:
@@ -26,17 +31,36 @@ class HeadSwap:
     vllm_config: Any
     model_runner: Any
 
-    def headstart_prepare(self, folder: str) -> None:
+    def headstart_describe(self) -> Reply:
+        """Which class drafts, and whose head it runs where it is in a folder of ours."""
+        draft_of(self.model_runner)
+        config = self.vllm_config.speculative_config.draft_model_config.hf_config
+        return {
+            "architecture": str((config.architectures or [""])[0]),
+            "own": getattr(config, KEY, None),
+            "head_version": getattr(self, "_headstart_version", 0),
+        }
+
+    def headstart_prepare(self, folder: str) -> Reply:
         """Begin to read a head in a thread, for `headstart_swap` of the same folder."""
-        _files(Path(folder))
         self._headstart_head = Prepared(folder)
+        return {}
 
-    def headstart_is_prepared(self, folder: str) -> bool:
+    def headstart_is_prepared(self, folder: str) -> Reply:
         found = getattr(self, "_headstart_head", None)
-        return found is not None and found.folder == folder and found.is_done
+        return {"is": found is not None and found.folder == folder and found.is_done}
 
-    def headstart_swap(self, folder: str) -> int:
-        """Take the head in `folder`; how many tensors were loaded."""
+    def headstart_swap(self, folder: str) -> Reply:
+        """Take the head in `folder`; what was loaded, or why it was not."""
+        try:
+            count = self._headstart_swap(folder)
+        except HeadstartError as error:
+            return {"error": str(error)}
+        self._headstart_version: int = getattr(self, "_headstart_version", 0) + 1
+        log.info("headstart: another head drafts from now on, of %s", folder)
+        return {"tensors": count, "head_version": self._headstart_version}
+
+    def _headstart_swap(self, folder: str) -> int:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,

@@ -77,7 +77,9 @@ def run(
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
     inputs = [{"prompt_token_ids": ids} for ids in given or prompts(vocab_size)]
     if swapped is not None:
-        llm.collective_rpc("headstart_swap", args=(swapped,))
+        [said] = llm.collective_rpc("headstart_swap", args=(swapped,))
+        if "error" in said:
+            raise ValueError(said["error"])
     outputs = llm.generate(inputs, sampling, use_tqdm=False)
     result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
     if after is not None:

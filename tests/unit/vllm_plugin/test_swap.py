@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 
 from headstart.calibrate.tiny import write_tiny
-from headstart.errors import CheckpointError, ConfigError
 from headstart.vllm_plugin.swap import SWAP, HeadSwap
 
 
@@ -62,7 +61,7 @@ def test_every_tensor_of_the_folder_is_loaded_within_a_reload(
     }
     save_file(tensors, tmp_path / "head.safetensors")
     draft = Draft()
-    assert getattr(worker(draft), SWAP)(str(tmp_path)) == 2
+    assert getattr(worker(draft), SWAP)(str(tmp_path)) == {"tensors": 2, "head_version": 1}
     assert draft.said[0].keys() == tensors.keys()
     assert vllm == ["begin", "end"]
 
@@ -73,11 +72,11 @@ def test_a_head_that_was_read_before_is_taken(tmp_path: Path, vllm: list[str]) -
     draft = Draft()
     made = worker(draft)
     made.headstart_prepare(str(tmp_path))
-    while not made.headstart_is_prepared(str(tmp_path)):
+    while not made.headstart_is_prepared(str(tmp_path))["is"]:
         pass
     path.unlink()  # it is in memory already
-    assert not made.headstart_is_prepared("another")
-    assert made.headstart_swap(str(tmp_path)) == 1
+    assert not made.headstart_is_prepared("another")["is"]
+    assert made.headstart_swap(str(tmp_path))["tensors"] == 1
     assert draft.said[0]["modules.0.out_norm.weight"].tolist() == [1.0] * 3
     assert vllm == ["begin", "end"]
 
@@ -93,18 +92,18 @@ def test_of_a_whole_model_the_head_alone_is_taken(tmp_path: Path, vllm: list[str
 def test_a_head_with_broken_values_is_not_loaded(tmp_path: Path, vllm: list[str]) -> None:
     broken = {"modules.0.out_norm.weight": torch.tensor([1.0, float("nan")])}
     save_file(broken, tmp_path / "head.safetensors")
-    with pytest.raises(ConfigError, match="not finite; the running head stays"):
-        worker(Draft()).headstart_swap(str(tmp_path))
+    said = worker(Draft()).headstart_swap(str(tmp_path))
+    assert "not finite; the running head stays" in said["error"]
     assert vllm == []
 
 
 def test_a_folder_that_is_not_there_changes_nothing(tmp_path: Path, vllm: list[str]) -> None:
-    with pytest.raises(CheckpointError, match=r"no \.safetensors file on this machine"):
-        worker(Draft()).headstart_swap(str(tmp_path / "none"))
+    said = worker(Draft()).headstart_swap(str(tmp_path / "none"))
+    assert "no .safetensors file on this machine" in said["error"]
     assert vllm == []
 
 
 @pytest.mark.usefixtures("vllm")
 def test_without_a_draft_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no draft that could take another head"):
-        worker(None).headstart_swap(str(tmp_path))
+    said = worker(None).headstart_swap(str(tmp_path))
+    assert "no draft that could take another head" in said["error"]
