@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ from headstart.errors import DataError
 
 log = logging.getLogger("vllm.headstart")
 SUFFIX = ".safetensors"
-IDS, STATES, NUM_PROMPT = "ids", "states", "num_prompt"
+IDS, STATES, NUM_PROMPT, KIND = "ids", "states", "num_prompt", "hidden_kind"
 _WAITING = 64  # answers that were copied and not written yet; more are left out
 DEFAULT_BYTES = 100 * 2**30
+StateKind = Literal["before_final_norm", "after_final_norm"]
+KINDS: tuple[StateKind, ...] = get_args(StateKind)
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Collected:
     ids: Tensor  # [T] int32
     states: Tensor  # [T, width]
     num_prompt: int
+    # before or after the trunk's last norm; None: what vLLM gives to its drafts
+    kind: StateKind | None = None
 
 
 def write(folder: Path, name: str, found: Collected) -> int:
@@ -43,7 +48,7 @@ def write(folder: Path, name: str, found: Collected) -> int:
 
     data = save(
         {IDS: found.ids.int().contiguous(), STATES: found.states.contiguous()},
-        metadata={NUM_PROMPT: str(found.num_prompt)},
+        metadata={NUM_PROMPT: str(found.num_prompt), KIND: found.kind or ""},
     )
     path = folder / f"{name}{SUFFIX}"
     unfinished = path.with_name(f".{path.name}")
@@ -67,7 +72,8 @@ def read(path: Path) -> Collected:
 
     try:
         with safe_open(path, framework="pt") as opened:
-            num_prompt = int((opened.metadata() or {})[NUM_PROMPT])
+            facts = opened.metadata() or {}
+            num_prompt, kind = int(facts[NUM_PROMPT]), facts.get(KIND) or None
             ids, states = opened.get_tensor(IDS), opened.get_tensor(STATES)
     except (OSError, SafetensorError, KeyError, ValueError, json.JSONDecodeError) as error:
         raise DataError(f"{path} is no collected answer ({error}). Remove it.") from error
@@ -78,7 +84,9 @@ def read(path: Path) -> Collected:
         )
     if not 0 < num_prompt < len(ids):
         raise DataError(f"{path} has {num_prompt} prompt tokens of {len(ids)}. Remove it.")
-    return Collected(ids, states, num_prompt)
+    if kind not in (None, *KINDS):
+        raise DataError(f"{path} says that its states are {kind!r}. Remove it.")
+    return Collected(ids, states, num_prompt, kind)
 
 
 class Writing:
