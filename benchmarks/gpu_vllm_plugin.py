@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ def looked_at(folder: Path, worker: Worker) -> dict[str, Any]:
         found = read(path)
         ids = found.ids.tolist()[found.num_prompt - 1 :]
         tokens += len(ids) - 1
-        wrong += sum(following[a] != b for a, b in zip(ids, ids[1:], strict=False))
+        wrong += sum(following[a] != b for a, b in pairwise(ids))
     size = sum(path.stat().st_size for path in paths)
     return {"answers": len(paths), "bytes": size, "tokens_looked_at": tokens, "wrong": wrong}
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
-from versus.quick_checkpoints import write_quickly
 
 from headstart.calibrate.calibrated import agreement_of
 from headstart.calibrate.shape_config import shape_config
@@ -19,6 +18,7 @@ from headstart.heads.formats import head_in, open_head, open_model
 from headstart.heads.formats.vllm import COUNT, KEY, PLUGIN, PLUGIN_TYPE, STOCK, overrides
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
+from versus.quick_checkpoints import write_quickly
 
 WORKER = "headstart.vllm_plugin.collect.Worker"
 
@@ -52,8 +52,8 @@ WHOLE = Scale(
 )  # fmt: skip
 _TINY = "layers=2,hidden=128,vocab=400,intermediate=128,heads=4,kv_heads=2,head_dim=32"
 SMALL = Scale(
-    shapes={"vocab": f"mimo-7b,{_TINY}", "graft": f"qwen3-8b,{_TINY}"}, active=24, prompt=16, answer=24,
-    requests=(1, 2), swap_requests=2, swap_tokens=120, memory=0.1,
+    shapes={"vocab": f"mimo-7b,{_TINY}", "graft": f"qwen3-8b,{_TINY}"}, active=24, prompt=16,
+    answer=24, requests=(1, 2), swap_requests=2, swap_tokens=120, memory=0.1,
     engine={"enforce_eager": True, "max_num_batched_tokens": 512},
 )  # fmt: skip
 

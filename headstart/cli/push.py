@@ -48,8 +48,8 @@ def run(
     from headstart.cli.progress import byte_progress
     from headstart.data.api_keys import push_key
     from headstart.heads.formats import open_head
-    from headstart.push.sent_head import SentHead
     from headstart.push.address import Address
+    from headstart.push.sent_head import SentHead
     from headstart.push.servers import push
 
     found = open_head(local_folder(head))

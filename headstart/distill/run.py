@@ -142,7 +142,10 @@ def plan(
         seed=None if as_given else options.seed,
         chat_template_kwargs=options.chat_template_kwargs,
     )
-    if origin not in ("server", collected.ORIGIN) and ABSENT in (asked.template_sha, asked.tokenizer_sha):
+    if origin not in ("server", collected.ORIGIN) and ABSENT in (
+        asked.template_sha,
+        asked.tokenizer_sha,
+    ):
         raise DataError(
             f"{checkpoint.folder} has no tokenizer.json or no chat template (chat_template.jinja, "
             "or chat_template in tokenizer_config.json), so prompts cannot be put to it. Add the "

@@ -69,7 +69,8 @@ def drafting_class(architecture: str, stock: Any) -> type:
         def get_top_tokens(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             """What vLLM calls with `use_local_argmax_reduction`: tokens, no logits."""
             if not self._draft_logits:
-                return _stock_tokens(stock)(self, hidden_states, *args, **kwargs)
+                own: Tensor = _stock_tokens(stock)(self, hidden_states, *args, **kwargs)
+                return own
             with ExitStack() as stack:
                 for processor in self._draft_logits:
                     stack.enter_context(processor.choosing())
@@ -124,8 +125,8 @@ def _stock_tokens(stock: Any) -> Any:
     found = getattr(stock, "get_top_tokens", None)
     if found is None:
         raise ConfigError(
-            f"use_local_argmax_reduction is on, and vLLM's {stock.__name__} cannot choose tokens by "
-            "itself without a draft vocabulary. Leave it out of --speculative-config."
+            f"use_local_argmax_reduction is on, and vLLM's {stock.__name__} cannot choose tokens "
+            "by itself without a draft vocabulary. Leave it out of --speculative-config."
         )
     return found
 

@@ -124,7 +124,7 @@ def _worker_class() -> type:
     else:
         from vllm.v1.worker.gpu_worker import Worker as Stock
 
-    class Worker(Stock, HeadSwap):  # type: ignore[misc, valid-type]
+    class Worker(Stock, HeadSwap):  # type: ignore[misc]
         _collector: Collector | None = None
 
         def initialize_from_config(self, kv_cache_config: Any) -> None:

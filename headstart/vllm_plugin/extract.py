@@ -51,6 +51,8 @@ def num_layers_of(model: Path) -> int:
 def main() -> None:
     import tempfile
 
+    import torch
+
     from headstart.vllm_plugin.collected import Collected, write
 
     job = json.loads(Path(sys.argv[1]).read_text())
@@ -59,8 +61,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="extracted-", dir=out) as place:
         given = settings(job, num_layers_of(Path(job["model"])), Path(place))
         for record, states in _extracted(given, job["records"]):
-            import torch
-
             ids = torch.tensor(record["ids"], dtype=torch.int32)
             found = Collected(ids, states, record["num_prompt"], "before_final_norm")
             write(out, record["name"], found)
@@ -95,7 +95,8 @@ def _load(path: Path) -> dict[str, Any]:
         return found
     from safetensors.torch import load_file
 
-    return load_file(path)
+    stored: dict[str, Any] = load_file(path)
+    return stored
 
 
 if __name__ == "__main__":

@@ -93,6 +93,6 @@ def open_table(draft: Any, kv_cache_config: Any) -> tuple[int, int]:
             table.open(int(kv_cache_config.num_blocks) * size)
             return number, size
     raise ConfigError(
-        f"vLLM keeps no KV cache for {', '.join(sorted(table.layers))}; states cannot be collected. "
-        "Serve without `collect`."
+        f"vLLM keeps no KV cache for {', '.join(sorted(table.layers))}; states cannot be "
+        "collected. Serve without `collect`."
     )

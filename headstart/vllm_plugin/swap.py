@@ -43,7 +43,7 @@ class HeadSwap:
 
     def headstart_prepare(self, folder: str) -> Reply:
         """Begin to read a head in a thread, for `headstart_swap` of the same folder."""
-        self._headstart_head = Prepared(folder)
+        self._headstart_head: Prepared | None = Prepared(folder)
         return {}
 
     def headstart_is_prepared(self, folder: str) -> Reply:

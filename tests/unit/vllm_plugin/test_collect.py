@@ -196,9 +196,7 @@ def worker(tmp_path: Path, *, rank: int = 0, draft: Any = None, **asked: Any) ->
         draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(), model="m"),
         num_speculative_tokens=3,
     )
-    config = SimpleNamespace(
-        speculative_config=speculative, additional_config={"headstart": asked}
-    )
+    config = SimpleNamespace(speculative_config=speculative, additional_config={"headstart": asked})
     runner = SimpleNamespace(get_draft_model=lambda: draft)
     return SimpleNamespace(vllm_config=config, model_runner=runner, rank=rank)
 

@@ -29,7 +29,9 @@ GRAFTED = {"architecture": "MiMoMTPModel", "own": {"family": "qwen3"}, "head_ver
 class Running:
     """What a vLLM is, and what its workers were told."""
 
-    def __init__(self, version: str, draft: dict[str, Any], refusal: str = "", is_open: bool = True):
+    def __init__(
+        self, version: str, draft: dict[str, Any], refusal: str = "", is_open: bool = True
+    ):
         self.version, self.draft, self.refusal, self.is_open = version, draft, refusal, is_open
         self.called: list[str] = []
         self.names: list[str] = []
