@@ -132,7 +132,7 @@ class Rig:
 
     @property
     def is_late(self) -> bool:
-        return time.perf_counter() - self.began > self.given.seconds
+        return bool(time.perf_counter() - self.began > self.given.seconds)
 
 
 def rounds(rig: Rig) -> None:
