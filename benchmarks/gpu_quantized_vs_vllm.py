@@ -12,8 +12,10 @@ measured alone where vLLM does not start. Results are written after every row.
 
 Every answer is checked against the cycle that the trunk walks. Acceptance is that of one long
 answer, as tokens per step; of vLLM's log are kept the kernels that it chose and the memory of its
-weights. `--cases` bf16 and fp8-online (both engines round a bf16 checkpoint while loading it) need
-15 GB of disk more.
+weights. DeepGEMM and FlashInfer compile kernels for FP8 in blocks for minutes unless
+`versus/vllm_kernels.py` did so before (and --vllm-env VLLM_DEEP_GEMM_WARMUP=skip keeps vLLM from
+asking for more than it uses); in the cases -cutlass vLLM is without them. `--cases` bf16 and
+fp8-online (both engines round a bf16 checkpoint while loading it) need 15 GB of disk more.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Case:
     requests: tuple[int, ...] = (1, 16)
     headstart: dict[str, Any] = field(default_factory=dict)
     vllm: dict[str, Any] = field(default_factory=dict)
+    vllm_env: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -78,13 +81,17 @@ class Case:
 
 
 FP8 = (1, 16, 80)
+# Its next best products of blocks (CUTLASS), which are compiled already.
+_NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
 CASES = {
     "fp8-row": Case(_MIMO, "fp8-row", FP8),
-    "fp8-block": Case(_MIMO, "fp8-block"),
+    "fp8-block": Case(_MIMO, "fp8-block", FP8),
+    "fp8-block-cutlass": Case(_MIMO, "fp8-block", vllm_env=_NO_DEEP_GEMM),
     "awq": Case(_MIMO, "awq"),
     "gptq": Case(_MIMO, "gptq"),
     "compressed-tensors": Case(_MIMO, "compressed-tensors"),
     "moe": Case(_DEEPSEEK, "fp8-block"),
+    "moe-cutlass": Case(_DEEPSEEK, "fp8-block", vllm_env=_NO_DEEP_GEMM),
     "bf16": Case(_MIMO, None, FP8),
     "fp8-online": Case(_MIMO, None, FP8, {"weights": "fp8"}, {"quantization": "fp8"}),
 }
@@ -188,7 +195,8 @@ class Run:
     def _settings(self, name: str, engine: str) -> dict[str, Any]:
         case, is_vllm = CASES[name], engine == "vllm"
         model = self._given.models / case.folder
-        environment = {"VLLM_LOGGING_LEVEL": "INFO", **self._given.vllm_env} if is_vllm else {}
+        told = {"VLLM_LOGGING_LEVEL": "INFO", **self._given.vllm_env, **case.vllm_env}
+        environment = told if is_vllm else {}
         own: dict[str, Any] = {"kv_cache_memory_bytes": case.kv_bytes} if is_vllm else {}
         return {
             **settings_of(engine, self._given.vllm_python if is_vllm else None, environment),

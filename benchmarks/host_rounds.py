@@ -40,8 +40,10 @@ from headstart.sampling.params import Row, SamplingParams
 from headstart.server.grammars.compiler import GrammarCompiler
 
 DRAFTS = 3
-KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
-         "tools": {}}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
+    "tools": {},
+}  # fmt: skip
 GRAMMARS = {"json": "JSON schema", "tools": "tools"}
 
 

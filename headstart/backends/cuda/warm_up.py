@@ -55,8 +55,13 @@ _KINDS = (
 )  # fmt: skip
 
 
-def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
-    """All kernels of a pass over prompts and of these rounds, side by side."""
+def compile_all(
+    rounds: CapturedRounds, shapes: Sequence[RoundShape], copying: Sequence[RoundShape] = ()
+) -> None:
+    """All kernels of a pass over prompts and of these rounds, side by side.
+
+    `copying`: rounds that are compiled for plain requests alone.
+    """
     model, batch = thinned(rounds.graphs.model), rounds.batch
     with compiled_together():
         read_blank(rounds, _COMPILED_ROWS)
@@ -71,6 +76,8 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
             run_drafts(model, batch, sampled.drafts)
             run_choice(model, batch, sampled.choice)
             run_choice(model, batch, replace(shape, needs=_TOLD).choice)
+        for shape in copying:
+            run_round(model, batch, shape)
         for shape in (shapes[0], shapes[-1]):  # logits of many rows come in another type
             run_round(model, batch, replace(shape, needs=_ALL))
             run_choice(model, batch, replace(shape, needs=_MASKED).choice)
