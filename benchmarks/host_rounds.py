@@ -84,9 +84,10 @@ class QuickRounds(DeviceRounds):
         self._grammars.append(request.has_grammar)
 
     def remove(self, index: int) -> None:
-        for own in (self._places, self._tops, self._grammars):
-            own[index] = own[-1]  # type: ignore[index]
-            own.pop()
+        self._places[index] = self._places[-1]
+        self._tops[index] = self._tops[-1]
+        self._grammars[index] = self._grammars[-1]
+        del self._places[-1], self._tops[-1], self._grammars[-1]
 
     def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
         pass
@@ -144,6 +145,9 @@ class QuickRounds(DeviceRounds):
 
     def time_rounds(self) -> list[SizeTimes]:
         return []
+
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        return ()
 
     def bucket(self, count: int) -> int:
         return count
