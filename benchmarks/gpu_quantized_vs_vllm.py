@@ -1,7 +1,8 @@
 """Quantised checkpoints: our engine and vLLM on one GPU, in turns, in one run.
 
 PYTHONPATH=. python3 benchmarks/gpu_quantized_vs_vllm.py --models FOLDER --out results.json
-    [--cases fp8-row,fp8-block,awq,moe] [--time-limit 570] [--vllm-env NAME=VALUE]
+    [--cases fp8-row,fp8-block,awq,moe] [--time-limit 570] [--compile-first]
+    [--vllm-env NAME=VALUE]
 
 Calibrated checkpoints that are not in FOLDER are written first, side by side: sizes of MiMo-7B, and
 a mixture of experts with DeepSeek-V3's widths and fewer layers and experts (`CASES`). vLLM's
@@ -12,9 +13,10 @@ measured alone where vLLM does not start. Results are written after every row.
 
 Every answer is checked against the cycle that the trunk walks. Acceptance is that of one long
 answer, as tokens per step; of vLLM's log are kept the kernels that it chose and the memory of its
-weights. DeepGEMM and FlashInfer compile kernels for FP8 in blocks for minutes unless
-`versus/vllm_kernels.py` did so before (and --vllm-env VLLM_DEEP_GEMM_WARMUP=skip keeps vLLM from
-asking for more than it uses); in the cases -cutlass vLLM is without them. `--cases` bf16 and
+weights. DeepGEMM and FlashInfer compile kernels for FP8 in blocks for minutes, unless
+--compile-first has `versus/vllm_kernels.py` do it side by side while engines start (and --vllm-env
+VLLM_DEEP_GEMM_WARMUP=skip keeps vLLM from asking for more than it uses); nothing is measured
+before it is done. In the cases -cutlass vLLM is without those libraries. `--cases` bf16 and
 fp8-online (both engines round a bf16 checkpoint while loading it) need 15 GB of disk more.
 """
 
@@ -22,8 +24,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -104,6 +109,7 @@ class Run:
         self._given, self._began = given, time.perf_counter()
         self._work = Path(tempfile.mkdtemp(prefix="quantized-"))
         self._sizes = Sizes(PROMPT, ANSWER, given.repeats, 0, ())
+        self._compiling: subprocess.Popen[bytes] | None = None
         self._engines: dict[tuple[str, str], Worker] = {}
         self._ready: dict[tuple[str, str], dict[str, Any] | None] = {}
         self._needed: dict[tuple[str, str], float] = {}
@@ -148,6 +154,8 @@ class Run:
                 "shape": CASES[name].shape, "weights": CASES[name].weights, "file_bytes": size,
                 "engines": {}, "rows": [],
             }  # fmt: skip
+        if self._given.compile_first:
+            self._compile([self._given.models / CASES[name].folder for name in waiting])
         try:
             while waiting:
                 self._launch(waiting)
@@ -165,7 +173,34 @@ class Run:
         finally:
             for worker in self._engines.values():
                 worker.stop()
+            if self._is_compiling() and self._compiling is not None:
+                os.killpg(self._compiling.pid, signal.SIGKILL)
             self.write()
+
+    def _compile(self, models: list[Path]) -> None:
+        """Let vLLM's kernels for FP8 in blocks be compiled while its engines start."""
+        folders = sorted({str(folder) for folder in models if folder.name.endswith("fp8-block")})
+        python = self._given.vllm_python or sys.executable
+        command = [python, str(Path(__file__).with_name("versus") / "vllm_kernels.py"), *folders]
+        environment = {
+            **os.environ,
+            **settings_of("vllm", None, self._given.vllm_env)["environment"],
+        }
+        with (self._work / "kernels.log").open("w") as log:
+            self._compiling = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _is_compiling(self) -> bool:
+        """Whether that still runs; what it said is kept when it has ended."""
+        if self._compiling is None or self._compiling.poll() is None:
+            return self._compiling is not None
+        if "compiled" not in self.document:
+            lines = (self._work / "kernels.log").read_text(errors="replace").splitlines()
+            self.document["compiled"] = [line for line in lines if line.startswith("[")]
+            self.say(f"kernels of vLLM: {lines[-1] if lines else 'nothing compiled'}")
+        return False
 
     def _launch(self, waiting: list[str]) -> None:
         """Start what has room: the first case, then vLLM's of others, which take longest.
@@ -233,6 +268,8 @@ class Run:
 
     def _next(self, waiting: list[str], is_late: bool) -> str | None:
         """A case whose engines are all there; when time is over also one with ours alone."""
+        if self._is_compiling() and not is_late:
+            return None
         for name in waiting:
             ready = [self._ready.get((name, engine), 0) for engine in self._given.engines]
             if all(found != 0 for found in ready) or (is_late and any(ready)):
@@ -380,6 +417,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=400, help="seconds for a start")
     parser.add_argument("--cell-limit", type=float, default=60, help="seconds for one answer")
     parser.add_argument("--time-limit", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--compile-first", action="store_true",
+                        help="compile vLLM's kernels for blocks side by side")  # fmt: skip
     parser.add_argument("--make-only", action="store_true", help="write checkpoints and end")
     parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")
     parser.add_argument("--vllm-env", action="append", default=[], metavar="NAME=VALUE")
