@@ -156,6 +156,7 @@ class Vllm:
                  ("max_num_batched_tokens", "enable_chunked_prefill", "async_scheduling")),
                 (config.compilation_config, ("cudagraph_mode", "max_cudagraph_capture_size")),
                 (config.cache_config, ("num_gpu_blocks", "block_size")),
+                (config, ("use_v2_model_runner",)),
             )
             for name in names
         }  # fmt: skip
