@@ -26,7 +26,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.group_packing import PackedGroups
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.linear import splits_for, tile_rows
+from headstart.backends.cuda.kernels.linear import tile_rows
 
 TILE_ROWS = (32, 64, 128)
 # Up to MOST_FEW rows a pair of integers each is fewer instructions; beyond MOST_WIDE a copy of the
@@ -35,6 +35,9 @@ MOST_FEW, MOST_WIDE = 16, 512
 # It ran interpreted and was compiled for Hopper; `kernels/groups.py` multiplies these rows on GPUs
 # until `benchmarks/gpu_wide_groups.py` has shown on one that this is right and faster.
 IS_SHOWN_ON_GPUS = False
+_PROCESSORS = 132  # of an H200
+_SPLITS = (1, 2, 4, 8)
+_STEPS_OF_A_START = 2  # until its first weights are there, and for what is added at its end
 _WIDTH = 1024  # inputs that a program lays out
 _HALVES = tl.constexpr(16)  # whose excess is taken away together
 _IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -120,9 +123,17 @@ def partial_wide(x: PartedRows, packed: PackedGroups, cut: WideCut | None = None
 
 
 def wide_cut(outputs: int, inputs: int, rows: int) -> WideCut:
-    """By counting: tiles of 128 outputs read the rows half as often as tiles of 64 would."""
-    splits = splits_for(outputs, inputs, columns=128, programs=132, least=1024)
-    return WideCut(128, splits, stages=3 if rows <= 64 else 2)
+    """By counting: tiles of 128 outputs read the rows half as often as tiles of 64 would.
+
+    A processor has room for one program: splits so that the last ones are not waited for long.
+    """
+    tiles = triton.cdiv(outputs, 128) * triton.cdiv(rows, tile_rows(rows, TILE_ROWS))
+
+    def steps(splits: int) -> int:
+        each = triton.cdiv(triton.cdiv(inputs, 256), splits) + _STEPS_OF_A_START
+        return int(triton.cdiv(tiles * splits, _PROCESSORS) * each)
+
+    return WideCut(128, min(_SPLITS, key=steps), stages=3 if rows <= 64 else 2)
 
 
 @jit(do_not_specialize=["rows"])
