@@ -37,6 +37,7 @@ from headstart.engine import scheduler
 from headstart.engine.engine import Engine
 from headstart.engine.mask_threads import MaskThreads
 from headstart.engine.rounds import Rounds
+from headstart.errors import MissingExtra
 from headstart.sampling.params import SamplingParams
 from headstart.server.grammars.compiler import GrammarCompiler
 
@@ -79,13 +80,22 @@ class Rig:
             max_model_len=given.long + 1000, prefix_caching=True, **given.options,
         )  # fmt: skip
         self.began = time.perf_counter()
-        tokenizer, vocab = self.engine.prompts.tokenizer, self.engine.model.config.vocab
-        self.compiler = GrammarCompiler(
-            tokenizer, vocab, end_ids=[tokenizer.eos_token_id], max_seconds=60
-        )
+        self.compiler = self._compiler()
+        self.kinds = [kind for kind in KINDS if kind not in GRAMMARS or self.compiler is not None]
         self.tokens = range(10, len(agreement_of(given.model).following) - 10)
         self._draw = random.Random(time.time_ns())  # no prompt is found in the prefix cache
         self.note({"part": "start", "seconds": round(self.began - began, 1)})
+
+    def _compiler(self) -> GrammarCompiler | None:
+        """None where xgrammar is missing; kinds with grammars are left out then."""
+        tokenizer, vocab = self.engine.prompts.tokenizer, self.engine.model.config.vocab
+        try:
+            return GrammarCompiler(
+                tokenizer, vocab, end_ids=[tokenizer.eos_token_id], max_seconds=60
+            )
+        except MissingExtra as error:
+            print(f"without grammars: {error}", flush=True)
+            return None
 
     def note(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -98,7 +108,7 @@ class Rig:
 
     def add(self, prompt: list[int], kind: str, answer: int) -> str:
         grammar = None
-        if kind in GRAMMARS:
+        if kind in GRAMMARS and self.compiler is not None:
             grammar = self.compiler.compile(cases()[GRAMMARS[kind]][0])
         more = {**KINDS[kind], "ignore_eos": grammar is None}
         params = SamplingParams(temperature=0, max_tokens=answer, **more)
@@ -139,7 +149,7 @@ def rounds(rig: Rig) -> None:
     for count in reversed(rig.counts):
         greedy = 0.0
         for turn in range(2):  # the first compiles and captures
-            for kind in KINDS:
+            for kind in rig.kinds:
                 for name, way in (("", as_is), ("late", late)):
                     if rig.is_late or (name and (kind not in GRAMMARS or not turn)):
                         continue
@@ -184,8 +194,8 @@ def burst(rig: Rig) -> None:
         for kind, name, way in (
             ("greedy", "now", as_is), ("json", "late", late), ("json", "now", as_is)
         ):  # fmt: skip
-            if rig.is_late:
-                return
+            if rig.is_late or kind not in rig.kinds:
+                continue
             for prompt, _ in lengths(count, f"burst {turn}", Sizes(most_prompt=rig.given.long)):
                 rig.add(rig.prompt(prompt), kind, 90)
             with way():
@@ -256,7 +266,8 @@ def main() -> None:
     rig = Rig(given)
     for name in given.parts.split(","):
         PARTS[name](rig)
-    rig.compiler.close()
+    if rig.compiler is not None:
+        rig.compiler.close()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(json.dumps({"gpu": gpu, "torch": torch.__version__, "rows": rig.rows}))
 
