@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -40,6 +39,7 @@ from typing import Any
 
 from versus.measure import Sizes, Turns, speeds
 from versus.process import Failed, Worker, settings_of
+from versus.quantized_page import figures, last_line, page, told, why
 from versus.quick_checkpoints import write_quickly
 from versus.report import write_json
 
@@ -52,10 +52,6 @@ _SPARE_TOKENS = 64
 _GIB = 2**30
 # Of the GPU, beside weights and K/V: context, captured rounds, workspace, copies for drafts.
 _BESIDE = {"headstart": 4.0, "vllm": 5.0}
-_TOLD = re.compile(
-    r"(Using|Selected) \S+ (for|attention backend)|\S+ MoE backend|MLA prefill backend|"
-    r"DeepGEMM|Model loading took"
-)
 _MIMO, _DEEPSEEK = "mimo-7b", "deepseek-v3,layers=8,experts=32,vocab=32768"
 
 
@@ -255,7 +251,7 @@ class Run:
             except Failed as failure:
                 self._ready[key] = None
                 own["error"] = str(failure)
-                self._fail(f"{name}: {engine} did not start: {_why(str(failure))}")
+                self._fail(f"{name}: {engine} did not start: {why(str(failure))}")
                 worker.stop()
                 continue
             worker.settings["patience"] = self._given.cell_limit
@@ -291,7 +287,7 @@ class Run:
             turns = Turns(workers)
             found = speeds(turns, self._sizes, requests) if workers else {}
             for failure in turns.failures:
-                self._fail(f"{name}, {requests} requests: {_why(failure)}")
+                self._fail(f"{name}, {requests} requests: {why(failure)}")
             workers = [worker for worker in workers if worker.is_running]
             self.document["cases"][name]["rows"].append({"requests": requests, "engines": found})
             self.say(f"{name}, {requests} requests: {figures(found)}")
@@ -303,7 +299,9 @@ class Run:
             if key not in self._ready and key in self._engines:
                 log = self._engines[key].log
                 self.document["cases"][name]["engines"][key[1]] = {"unready_log": log[-3000:]}
-                self._fail(f"{name}: {key[1]} was not there in time; it said last: {_last(log)}")
+                self._fail(
+                    f"{name}: {key[1]} was not there in time; it said last: {last_line(log)}"
+                )
             if key in self._engines:
                 self._engines.pop(key).stop()
             self._ready.setdefault(key, None)
@@ -316,7 +314,7 @@ class Run:
         try:
             found = worker.ask("first", prompt=64, tokens=ANSWER, seed=5)
         except Failed as failure:
-            self._fail(f"{name}: {worker.name}'s acceptance: {_why(str(failure))}")
+            self._fail(f"{name}: {worker.name}'s acceptance: {why(str(failure))}")
             return
         own = self.document["cases"][name]["engines"][worker.name]
         own["tokens_per_step"] = found["tokens_per_step"]
@@ -346,59 +344,6 @@ def cycle_of(model: Path) -> Path:
 def write_checkpoint(shape: str, weights: str | None, out: Path, active: int) -> None:
     write_quickly(shape, weights, out, rate=RATE, active=active)
     cycle_of(out).write_text(json.dumps(agreement_of(out).following.tolist()))
-
-
-def told(log: str) -> list[str]:
-    """What vLLM's log says about kernels, backends and memory, each once."""
-    lines = [line.rpartition("] ")[2].strip() for line in log.splitlines() if _TOLD.search(line)]
-    return [line[:200] for line in dict.fromkeys(lines)][:24]
-
-
-def figures(found: dict[str, Any]) -> str:
-    parts = [f"{name} {own['value']:.0f} tokens/s" for name, own in found.items()]
-    if len(found) == 2:
-        parts.append(f"{found['headstart']['value'] / found['vllm']['value']:.2f}x vLLM")
-    return ", ".join(parts) or "nothing measured"
-
-
-def _why(failure: str) -> str:
-    """The last line that names an error, else the last line."""
-    lines = [line.strip() for line in failure.strip().splitlines() if line.strip()] or [""]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines)[-1][-400:]
-
-
-def _last(log: str) -> str:
-    return next((line.strip()[-200:] for line in log.splitlines()[::-1] if line.strip()), "nothing")
-
-
-def page(document: dict[str, Any]) -> str:
-    lines = [
-        f"{document['device']}, {document['date']}: tokens/s, K = {document['k']}, prompts of "
-        f"{document['prompt']}, answers of {document['answer']}, medians of {document['repeats']}",
-        "", "| checkpoint | requests | ours | vLLM | ratio | tokens per step, ours / vLLM |",
-        "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, case in document["cases"].items():
-        steps = [case["engines"].get(e, {}).get("tokens_per_step") for e in ("headstart", "vllm")]
-        said = " / ".join("-" if step is None else f"{step:.2f}" for step in steps)
-        for row in case["rows"]:
-            pair = [row["engines"].get(engine, {}).get("value") for engine in ("headstart", "vllm")]
-            cells = ["-" if value is None else f"{value:.0f}" for value in pair]
-            ratio = f"{pair[0] / pair[1]:.2f}" if all(pair) else "-"
-            lines.append(f"| {name} | {row['requests']} | {' | '.join(cells)} | {ratio} | {said} |")
-    lines += [
-        "", "| checkpoint | files, GB | ours holds | to the files | vLLM's log |",
-        "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, case in document["cases"].items():
-        files = case["file_bytes"]
-        own = case["engines"].get("headstart", {}).get("weight_bytes")
-        held = ["-", "-"] if own is None else [f"{own / 1e9:.2f}", f"{own / files:.3f}"]
-        log = "; ".join(case["engines"].get("vllm", {}).get("log", []))
-        lines.append(f"| {name} | {files / 1e9:.2f} | {' | '.join(held)} | {log} |")
-    lines += [f"- failed: {failure}" for failure in document["failures"]]
-    return "\n".join(lines)
 
 
 def options() -> argparse.Namespace:
