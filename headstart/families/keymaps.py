@@ -63,10 +63,13 @@ def mtp_layers(
     block: str = "",
     shared: dict[str, str] | None = None,
     roots: tuple[str, ...] = ("",),
+    respelled: dict[str, str] | None = None,
+    respelled_by: tuple[str, ...] = (),
 ) -> KeyMap:
     """Classes C and D: `<prefix>{i}.` with fusion tensors and block tensors side by side.
 
-    `shared` maps what lies outside the modules; `out_norm` is empty where the norm does.
+    `shared` maps what lies outside the modules; `out_norm` is empty where the norm does. The last
+    two are those of `KeyMap`.
     """
     at = prefix + "{module}."
     norms = {at + out_norm + ".{rest}": "modules.{module}.out_norm.{rest}"} if out_norm else {}
@@ -80,4 +83,6 @@ def mtp_layers(
             at + block + "{rest}": "modules.{module}.block.{rest}",
         },
         roots,
+        respelled=respelled,
+        respelled_by=respelled_by,
     )

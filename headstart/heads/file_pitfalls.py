@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import some
+from headstart.families.engines import ENGINE_TITLES
 from headstart.heads.detection import FoundHead, quoted
 
 
@@ -19,6 +20,13 @@ def about_names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"names and serve without the head, or with one that was never loaded. `headstart "
             f"stitch {folder} {folder} --out DIR` writes names that they read."
         )
+    if others := respelled_names(head):
+        read_by = " and ".join(ENGINE_TITLES[engine] for engine in keys.respelled_by)
+        yield (
+            f"{len(others)} head tensors have other names than engines ask for ({others[0]}); of "
+            f"them only {read_by} reads these. `headstart stitch {folder} {folder} --out DIR` "
+            "writes the usual ones."
+        )
     beside = [
         name
         for table in ("lm_head", "embed_tokens")
@@ -30,6 +38,18 @@ def about_names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"{some(beside)} is stored beside the head, and engines draft with the trunk's "
             "instead (vllm-project/vllm#52013): a head trained with its own accepts little."
         )
+
+
+def respelled_names(head: FoundHead) -> tuple[str, ...]:
+    """Tensors of the head that are stored under other names than the family's usual ones."""
+    keys = head.family.keys
+    if not keys.respelled:
+        return ()
+    return tuple(
+        stored
+        for ours, stored in head.tensors.items()
+        if keys.to_published(ours, head.naming) != stored
+    )
 
 
 def outside_index(checkpoint: Checkpoint, head: FoundHead) -> tuple[str, ...]:
