@@ -64,12 +64,10 @@ def mtp_layers(
     shared: dict[str, str] | None = None,
     roots: tuple[str, ...] = ("",),
     respelled: dict[str, str] | None = None,
-    respelled_by: tuple[str, ...] = (),
 ) -> KeyMap:
     """Classes C and D: `<prefix>{i}.` with fusion tensors and block tensors side by side.
 
-    `shared` maps what lies outside the modules; `out_norm` is empty where the norm does. The last
-    two are those of `KeyMap`.
+    `shared` maps what lies outside the modules; `out_norm` is empty where the norm does.
     """
     at = prefix + "{module}."
     norms = {at + out_norm + ".{rest}": "modules.{module}.out_norm.{rest}"} if out_norm else {}
@@ -84,5 +82,4 @@ def mtp_layers(
         },
         roots,
         respelled=respelled,
-        respelled_by=respelled_by,
     )

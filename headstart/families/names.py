@@ -32,8 +32,7 @@ class KeyMap:
 
     `roots` are prefixes under which checkpoints store heads, the usual one first; below those of
     `unread` the loaders of other engines skip the head without a word. `respelled`: parts of names
-    that some checkpoints write otherwise -> the usual; they are read, and never written. Of other
-    engines only those of `respelled_by` read them.
+    that some checkpoints write otherwise -> the usual; they are read, and never written.
     """
 
     def __init__(
@@ -43,11 +42,9 @@ class KeyMap:
         unread: tuple[str, ...] = (),
         *,
         respelled: Mapping[str, str] | None = None,
-        respelled_by: tuple[str, ...] = (),
     ):
         self.pairs = dict(pairs)
         self.respelled = dict(respelled or {})
-        self.respelled_by = respelled_by
         self.roots = roots
         self.unread = unread
         self._starts = tuple({published.partition("{")[0] for published in self.pairs})

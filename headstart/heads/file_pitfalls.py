@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import some
-from headstart.families.engines import ENGINE_TITLES
 from headstart.heads.detection import FoundHead, quoted
 
 
@@ -21,11 +20,9 @@ def about_names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"stitch {folder} {folder} --out DIR` writes names that they read."
         )
     if others := respelled_names(head):
-        read_by = " and ".join(ENGINE_TITLES[engine] for engine in keys.respelled_by)
         yield (
-            f"{len(others)} head tensors have other names than engines ask for ({others[0]}); of "
-            f"them only {read_by} reads these. `headstart stitch {folder} {folder} --out DIR` "
-            "writes the usual ones."
+            f"{len(others)} head tensors have other names than vLLM and SGLang ask for "
+            f"({others[0]}). `headstart stitch {folder} {folder} --out DIR` writes the usual ones."
         )
     beside = [
         name

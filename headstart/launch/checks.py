@@ -40,7 +40,7 @@ def require_read_names(
         return
     if root in owner.keys.unread and engine != "xllm":  # which reads both
         found = f"names that begin with {root!r}"
-    elif head is None and report.head.respelled and engine not in owner.keys.respelled_by:
+    elif head is None and report.head.respelled:
         found = f"names as {report.head.respelled[0]}"
     else:
         return

@@ -41,10 +41,11 @@ def respelled(
 def test_the_head_is_whole_and_the_names_are_said(respelled: Path) -> None:
     report = inspect(Checkpoint.open(respelled))
     assert (report.head.state, report.head.missing) == ("complete", ())
-    assert any("other names than engines ask for" in text for text in report.warnings)
-    with pytest.raises(LaunchError, match="vLLM skips those and drafts nothing. `headstart stitch"):
-        build("vllm", report, LaunchOptions(), NEWEST["vllm"])
-    assert build("sglang", report, LaunchOptions(), NEWEST["sglang"])
+    assert any("other names than vLLM and SGLang ask for" in text for text in report.warnings)
+    for engine in ("vllm", "sglang"):
+        with pytest.raises(LaunchError, match=r"skips those and drafts nothing\. `headstart stitch"):
+            build(engine, report, LaunchOptions(), NEWEST[engine])
+    assert build("vllm", report, LaunchOptions(speculate=0), NEWEST["vllm"])
 
 
 def test_the_usual_names_are_written(respelled: Path, usual: Path, tmp_path: Path) -> None:
