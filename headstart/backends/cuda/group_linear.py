@@ -34,7 +34,7 @@ from headstart.backends.cuda.kernels.wide_groups import (
     parted_silu,
     partial_wide,
     takes_wide,
-    wide_shape,
+    wide_cut,
 )
 from headstart.models.quantized import GroupLinear
 
@@ -103,8 +103,8 @@ class KernelGroups(KernelLinear):
         if not self._is_copied(len(x)):
             rows = self._rounded(x)
             if isinstance(rows, PartedRows):
-                shape = replace(wide_shape(outputs, inputs, len(x)), splits=1)
-                return partial_wide(rows, packed, shape)[0].to(x.dtype)
+                cut = replace(wide_cut(outputs, inputs, len(x)), splits=1)
+                return partial_wide(rows, packed, cut)[0].to(x.dtype)
             shape = replace(shape_for(outputs, inputs, len(x)), splits=1)
             return partial_groups(rows, packed, shape)[0].to(x.dtype)
         x, each = self._gathered(x), copied_rows(inputs)
