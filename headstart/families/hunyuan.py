@@ -184,8 +184,8 @@ V4 = Family(
         "pairs that are rotated are neighbours (vLLM, SGLang, and here); transformers 5.22.2 "
         "rotates halves and may compute something else with released weights",
         "norms of latents have rms_norm_eps (vLLM, and here), in transformers 1e-6",
-        "where a config has no layer_types, transformers and the engine attend to index_topk tokens, "
-        "vLLM 0.32.0 to all of them",
+        "where a config has no layer_types, transformers and the engine attend to index_topk "
+        "tokens, vLLM 0.32.0 to all of them",
         "exports that count 2 modules for the one that is stored exist",
         "model.mtp.layers.0., self_attn.g_proj and mlp.router.gate are read as well and written "
         "under the usual names: vLLM 0.32.0 and SGLang 0.5.23 ask for those only",

@@ -71,6 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
+        "index_head_dim": 128,
         "index_topk": 256,
     },
     DEMO: {"dtype": "F32"},

@@ -54,7 +54,8 @@ NAMED = {
     "ling-3-flash": ("layers=6,experts=16", ["delta"] * 5 + ["latent"]),
     "ling-mini-2": ("layers=3,experts=16,kv_heads=1,head_dim=16", ["attention"] * 3),
     "nemotron-3-super": (
-        "layers=8,experts=32,kv_heads=1,head_dim=16", ["mamba", "none"] * 3 + ["mamba", "attention"],
+        "layers=8,experts=32,kv_heads=1,head_dim=16",
+        ["mamba", "none"] * 3 + ["mamba", "attention"],
     ),
 }  # fmt: skip
 

@@ -43,7 +43,9 @@ def test_the_head_is_whole_and_the_names_are_said(respelled: Path) -> None:
     assert (report.head.state, report.head.missing) == ("complete", ())
     assert any("other names than vLLM and SGLang ask for" in text for text in report.warnings)
     for engine in ("vllm", "sglang"):
-        with pytest.raises(LaunchError, match=r"skips those and drafts nothing\. `headstart stitch"):
+        with pytest.raises(
+            LaunchError, match=r"skips those and drafts nothing\. `headstart stitch"
+        ):
             build(engine, report, LaunchOptions(), NEWEST[engine])
     assert build("vllm", report, LaunchOptions(speculate=0), NEWEST["vllm"])
 
