@@ -84,7 +84,9 @@ UNCORRECTED = ("ernie4_5_moe",)
 # family -> fields of the text part that vLLM's head asks the whole model's config for
 OUTER = {"exaone4_5": ("vocab_size", "num_nextn_predict_layers")}
 # family -> what vLLM is started with to run its text part alone
-OPTIONS = {"exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True}
+}
 
 
 @dataclass
