@@ -84,7 +84,9 @@ def test_special_tokens_may_be_left_out_of_a_completion(http: httpx.Client) -> N
         ("/chat/completions", "/v1/chat/completions is; the base URL"),
         ("/v1/v1/messages", "leave it out of the base URL"),
         ("/api/chat", "For Ollama's API ask another one."),
-        ("/elsewhere", "Not Found."),
+        ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
+        ("/v1/responses/resp_1", "keeps no answers"),
+        ("/elsewhere", "Not Found. GET /docs lists what there is."),
     ],
 )
 def test_a_wrong_path_says_what_this_server_is(http: httpx.Client, path: str, said: str) -> None:
