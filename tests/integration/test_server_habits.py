@@ -39,7 +39,8 @@ def test_an_answer_of_another_server_can_be_sent_back(http: httpx.Client) -> Non
 def test_values_that_ask_for_what_happens_anyway_change_nothing(http: httpx.Client) -> None:
     neutral = {
         "modalities": ["text"], "best_of": 1, "use_beam_search": False, "echo": False,
-        "length_penalty": 1.0, "verbosity": "medium", "user": "me", "top_logprobs": 0, "documents": [],
+        "length_penalty": 1.0, "verbosity": "medium", "user": "me", "top_logprobs": 0,
+        "documents": [],
     }  # fmt: skip
     assert text_of(http, **neutral) == text_of(http)
 
