@@ -64,9 +64,10 @@ class ResponsesRequest(SamplerFields):
                 f"include holds {unknown[0][:60]!r}; this server knows {', '.join(_INCLUDED)}.",
                 field="include",
             )
-        if self.text.verbosity not in (None, *NEUTRAL["verbosity"]):
+        verbosity = self.text.verbosity
+        if verbosity is not None and verbosity not in NEUTRAL["verbosity"]:
             raise RequestError(
-                f"text.verbosity is {self.text.verbosity[:40]!r}; this server adds nothing to "
+                f"text.verbosity is {verbosity[:40]!r}; this server adds nothing to "
                 "prompts. Say in instructions how long answers should be.",
                 field="text.verbosity",
             )
