@@ -88,7 +88,7 @@ def take_all(policy: DraftPolicy) -> None:
         head = {request: min(1, policy.room(request)) for request in requests}
         return PlannedRound(head, {r: len(copy.tokens[:MAX_COPIED]) for r, copy in copies.items()})
 
-    policy.plan = policy.plan_round = plan  # type: ignore[assignment]
+    policy.plan = policy.plan_round = plan  # type: ignore[method-assign]
 
 
 def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:
