@@ -69,7 +69,7 @@ class LearningLoop:
         self._failures, self._rate_share = 0, 1.0
         self._texts_at_rest: int | None = None
         self._new_at_rest = 0  # texts that came since then
-        self._seen: set[int] = set()  # tokens of all texts
+        self._seen: set[int] = set()  # tokens of all answers
         self._count_tokens(base.train)
         self._offered: Path | None = None
 
@@ -129,7 +129,7 @@ class LearningLoop:
 
     def _count_tokens(self, records: Iterable[Record]) -> None:
         for record in records:
-            self._seen.update(record.ids.tolist())
+            self._seen.update(record.ids[record.mask].tolist())
         self._training.learn_tokens(self._seen)
 
     def _step(self) -> None:
