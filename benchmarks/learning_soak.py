@@ -35,6 +35,7 @@ from headstart.learn.starting import open_folder
 from headstart.learn.supervisor import Learning
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
+from headstart.server.worker import Worker
 
 _CLIENTS, _PROMPTS, _TOKENS = 4, 400, 32
 
@@ -103,6 +104,13 @@ def resident(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def swap(worker: Worker, head: Path) -> None:
+    """As learning does it: prepared beside the running one, and copied between two steps."""
+    assert worker.engine is not None
+    prepared = worker.engine.prepare_head(head)
+    worker.between_steps(lambda engine: engine.swap_head(prepared)).result(60)
+
+
 def soak(model: Path, folder: Path, given: argparse.Namespace) -> list[str]:
     good = folder / "good"
     plan_export(open_head(model), "headstart").write(good)
@@ -134,9 +142,7 @@ def soak(model: Path, folder: Path, given: argparse.Namespace) -> list[str]:
             minute = time.monotonic()
             while time.monotonic() - minute < 60:
                 time.sleep(given.every)
-                engine = serving.state.worker.engine
-                prepared = engine.prepare_head(weak if forced % 2 else good)
-                serving.state.worker.between_steps(lambda e, p=prepared: e.swap_head(p)).result(60)
+                swap(serving.state.worker, weak if forced % 2 else good)
                 forced += 1
             child = learning._child
             print(json.dumps({

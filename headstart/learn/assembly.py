@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 _OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
 _STATE_BYTES = 1 << 29
-_BASE_LIMIT = 96
+_BASE_LIMIT = 64
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
@@ -47,7 +47,7 @@ def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -
 
 def _multiplies_bf16() -> bool:
     """Whether this CPU has instructions for products of bf16; without them fp32 is faster."""
-    found = getattr(torch.cpu, "get_capabilities", dict)()
+    found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 

@@ -39,7 +39,7 @@ class Task:
     max_bytes: int
     overrides: dict[str, Any]  # of the options of training
     vocab: str | None = None  # file of the draft vocabulary that is served
-    least_seconds: float = 20.0  # of training between two checks
+    least_seconds: float = 60.0  # of training between two checks
     fault: str | None = None  # of tests: see faults.py
 
     def as_json(self) -> str:

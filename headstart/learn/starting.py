@@ -64,8 +64,9 @@ def open_folder(
 
 def is_on(device: str, other: str) -> bool:
     """Whether two names mean one device."""
-    first, second = resolve_device(device), resolve_device(other)
-    return first.type == second.type and (first.index or 0) == (second.index or 0)
+    names = [str(resolve_device(name)) if name == "auto" else name for name in (device, other)]
+    (kind, _, index), (other_kind, _, other_index) = (name.partition(":") for name in names)
+    return kind == other_kind and (index or "0") == (other_index or "0")
 
 
 def _check_model(folder: Folder, known: Mapping[str, str], source: Head) -> None:
