@@ -1,14 +1,13 @@
 """What single decisions of the cuda backend bring: one engine after the other, in turns.
 
 PYTHONPATH=. python3 benchmarks/gpu_switches.py MODEL [--requests 16] [--repeats 3] [--seconds 120]
-    [--switches none,wide,pieces,wide+pieces] [--profile] [--out FILE]
+    [--switches none,integers,whole,integers+whole] [--profile] [--out FILE]
 
-MODEL is a calibrated checkpoint, such as `gpu_quantized_vs_vllm.py --make-only` writes. `wide`:
-products of 4-bit weights with 17 to 512 rows by `kernels/wide_groups.py`; `integers`: not by it;
-`pieces`: contexts of 9 to 16 requests cut in about three pieces each; `whole`: in pieces of 1024
-tokens at least; `none`: as the engine decides. Every answer is checked against the cycle that the
-trunk walks. With --profile the kernels of a short run are listed, too. Nothing is begun after
---seconds.
+MODEL is a calibrated checkpoint, such as `gpu_quantized_vs_vllm.py --make-only` writes.
+`integers`: products of 4-bit weights with 17 to 128 rows by pairs of integers, not by
+`kernels/wide_groups.py`; `whole`: contexts of 9 to 16 requests in pieces of 1024 tokens at
+least; `none`: as the engine decides. Every answer is checked against the cycle that the trunk
+walks. With --profile the kernels of a short run are listed, too. Nothing is begun after --seconds.
 """
 
 from __future__ import annotations
@@ -18,52 +17,48 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from gpu_engine import measure
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as record
 
-from headstart.backends.cuda import attending
-from headstart.backends.cuda.kernels import wide_groups
+from headstart.backends.cuda import attending, group_linear
 from headstart.backends.cuda.kernels.attention import Cut
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine.engine import Engine
 
-_decided = attending.cut_for, wide_groups.IS_SHOWN_ON_GPUS
+_cut_for = attending.cut_for
 _LISTED = 16  # kernels
-_PIECES = {
-    "pieces": Cut(pieces=8, least=256, levels=3, step=64, warps=4, stages=3),
-    "whole": Cut(pieces=8, least=1024, step=64, warps=4, stages=3),
-}
+_WHOLE = Cut(pieces=8, least=1024, step=64, warps=4, stages=3)
 
 
-def cutting(name: str) -> Callable[[int, int], Cut]:
-    def cut_for(requests: int, rows: int) -> Cut:
-        is_own = 8 < requests <= 16 and rows < attending.GROUP_ROWS
-        return _PIECES[name] if is_own else _decided[0](requests, rows)
-
-    return cut_for
+def cut_whole(requests: int, rows: int) -> Cut:
+    is_own = 8 < requests <= 16 and rows < attending.GROUP_ROWS
+    return _WHOLE if is_own else _cut_for(requests, rows)
 
 
-def switch(names: list[str]) -> None:
-    """Decide so, from the next engine on."""
-    attending.cut_for = _decided[0]
-    wide_groups.IS_SHOWN_ON_GPUS = _decided[1]
-    for name in names:
-        if name in _PIECES:
-            attending.cut_for = cutting(name)  # type: ignore[assignment]
-        elif name in ("wide", "integers"):
-            wide_groups.IS_SHOWN_ON_GPUS = name == "wide"
-        elif name != "none":
-            raise SystemExit(f"--switches: {name} is none of wide, integers, pieces, whole, none")
+@contextmanager
+def switched(names: list[str]) -> Iterator[None]:
+    """Engines that start meanwhile decide so."""
+    with ExitStack() as stack:
+        for name in names:
+            if name == "whole":
+                stack.enter_context(patch.object(attending, "cut_for", cut_whole))
+            elif name == "integers":
+                never = lambda packed, rows, dtype: False  # noqa: E731
+                stack.enter_context(patch.object(group_linear, "takes_wide", never))
+            elif name != "none":
+                raise SystemExit(f"--switches: {name} is none of integers, whole, none")
+        yield
 
 
 def run(given: argparse.Namespace, switches: str) -> list[dict[str, Any]]:
-    switch(switches.split("+"))
     began = time.perf_counter()
     engine = Engine(
         given.model, speculate=3, max_running_requests=max(given.requests), prefix_caching=False,
@@ -104,7 +99,7 @@ def main() -> None:
     )
     parser.add_argument("model")
     parser.add_argument("--requests", default="16")
-    parser.add_argument("--switches", default="none,wide,pieces,wide+pieces")
+    parser.add_argument("--switches", default="none,integers,whole,integers+whole")
     parser.add_argument("--prompt", type=int, default=1000)
     parser.add_argument("--answer", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
@@ -119,7 +114,8 @@ def main() -> None:
         if time.monotonic() - began > given.seconds:
             print(f"out of time before {switches}", flush=True)
             break
-        results += run(given, switches)
+        with switched(switches.split("+")):
+            results += run(given, switches)
         if given.out:
             given.out.write_text(json.dumps(results, indent=1))
 

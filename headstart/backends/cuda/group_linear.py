@@ -29,6 +29,7 @@ from headstart.backends.cuda.kernels.groups import (
     shape_for,
 )
 from headstart.backends.cuda.kernels.wide_groups import (
+    MOST_WIDE,
     PartedRows,
     parted_rows,
     parted_silu,
@@ -138,7 +139,10 @@ class KernelGroups(KernelLinear):
 
     def _is_copied(self, rows: int) -> bool:
         """Whether so many are multiplied by a copy in their type."""
-        return rows > MAX_ROWS and not takes_wide(self.packed, rows, self.dtype)
+        packed = self.packed
+        if takes_wide(packed, MOST_WIDE, self.dtype):
+            return rows > MOST_WIDE
+        return rows > MAX_ROWS
 
     def _gathered(self, x: Tensor) -> Tensor:
         return x if self.inputs is None else x[:, self.inputs]

@@ -158,7 +158,10 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
         positions = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)[2]
         logits = model.kernels.logits(normed, lm_head)
         masks = batch.masks[: count * rows] if shape.has_masks else None
-        adjusted = adjust(logits, settings, positions, drafts=drafts, masks=masks)
+        adjusted = adjust(
+            logits, settings, positions, drafts=drafts, masks=masks,
+            processes=shape.is_processed, copies=False,
+        )  # fmt: skip
         choices = draw(adjusted, settings)
         if shape.rejects:
             limits = _reject(model, batch, shape, adjusted, choices)
@@ -169,7 +172,9 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     if logits is not None:
         remember(settings, emitted)
         if shape.has_logprobs:
-            raw = adjust(logits, settings, positions, processes=False)
+            raw = adjusted
+            if shape.is_processed:
+                raw = adjust(logits, settings, positions, processes=False)
             values, ids = logprobs_of(raw, adjusted, settings, choices)
             batch.logprobs[: count * rows], batch.logprob_ids[: count * rows] = values, ids
     if batch.recurrent is not None:

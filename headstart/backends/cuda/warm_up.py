@@ -41,6 +41,8 @@ _GROUPS = (4, 8, 16, 32, 64)  # of rows that join; fewer are put together by the
 _BEGUN_GROUPS = 4  # more than rows need, since every request begins one, of a pass at the start
 _AUTO_DRAFTS = 3  # of most rounds with `auto`
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
+_TOLD = SamplingNeeds(has_logprobs=True)
+_MASKED = SamplingNeeds(processes=True, has_masks=True)
 _ALL = SamplingNeeds(
     processes=True, processes_drafts=True, has_logprobs=True, has_masks=True, rejects=True
 )
@@ -73,10 +75,12 @@ def compile_all(
             sampled = replace(shape, needs=_SAMPLED)
             run_drafts(model, batch, sampled.drafts)
             run_choice(model, batch, sampled.choice)
+            run_choice(model, batch, replace(shape, needs=_TOLD).choice)
         for shape in copying:
             run_round(model, batch, shape)
-        for shape in shapes[:1]:
+        for shape in (shapes[0], shapes[-1]):  # logits of many rows come in another type
             run_round(model, batch, replace(shape, needs=_ALL))
+            run_choice(model, batch, replace(shape, needs=_MASKED).choice)
         if rounds.joins(()):
             rows = _usual_rows(rounds)
             for count in rounds.graphs.counts()[1:]:

@@ -26,15 +26,18 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.group_packing import PackedGroups
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.linear import splits_for, tile_rows
+from headstart.backends.cuda.kernels.linear import tile_rows
+from headstart.backends.cuda.kernels.streamed import has_copy_engine
 
 TILE_ROWS = (32, 64, 128)
-# Up to MOST_FEW rows a pair of integers each is fewer instructions; beyond MOST_WIDE a copy of the
-# weights for a library is the less work. By counting, not by time.
-MOST_FEW, MOST_WIDE = 16, 512
-# It ran interpreted and was compiled for Hopper; `kernels/groups.py` multiplies these rows on GPUs
-# until `benchmarks/gpu_wide_groups.py` has shown on one that this is right and faster.
-IS_SHOWN_ON_GPUS = False
+# Up to MOST_FEW rows a pair of integers each is fewer instructions. Of more than MOST_WIDE, copies
+# of the weights for a library took less time on an H200 (`benchmarks/gpu_wide_groups.py`).
+MOST_FEW, MOST_WIDE = 16, 128
+_PROCESSORS = 132  # of an H200
+_SPLITS = (1, 2, 3, 4, 6, 8)
+# Programs of 64 outputs on one processor -> how long a step of all of them takes; no more fit.
+_SHARED = {1: 1.35, 2: 2.0, 3: 2.8}
+_STEPS_OF_A_START = 2  # until its first weights are there, and for what is taken away at its end
 _WIDTH = 1024  # inputs that a program lays out
 _HALVES = tl.constexpr(16)  # whose excess is taken away together
 _IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -92,9 +95,12 @@ def _parted(source: Tensor, half: int, dtype: torch.dtype, *, is_gated: bool) ->
 
 
 def takes_wide(packed: PackedGroups, rows: int, dtype: torch.dtype) -> bool:
-    """Whether so many rows in `dtype` are multiplied here."""
-    is_own = triton.knobs.runtime.interpret or (IS_SHOWN_ON_GPUS and dtype == torch.bfloat16)
-    return packed.bits == 4 and is_own and MOST_FEW < rows <= MOST_WIDE
+    """Whether so many rows in `dtype` are multiplied here: measured on Hopper only."""
+    if packed.bits != 4 or not MOST_FEW < rows <= MOST_WIDE:
+        return False
+    if triton.knobs.runtime.interpret:
+        return True
+    return dtype == torch.bfloat16 and has_copy_engine(packed.weight.device)
 
 
 def partial_wide(x: PartedRows, packed: PackedGroups, cut: WideCut | None = None) -> Tensor:
@@ -120,9 +126,23 @@ def partial_wide(x: PartedRows, packed: PackedGroups, cut: WideCut | None = None
 
 
 def wide_cut(outputs: int, inputs: int, rows: int) -> WideCut:
-    """By counting: tiles of 128 outputs read the rows half as often as tiles of 64 would."""
-    splits = splits_for(outputs, inputs, columns=128, programs=132, least=1024)
-    return WideCut(128, splits, stages=3 if rows <= 64 else 2)
+    """By rule, from the best cuts on an H200 at 32, 64 and 128 rows."""
+    tile = tile_rows(rows, TILE_ROWS)
+    if tile > 64:  # sums fill the registers of eight warps: one program for each processor
+        tiles = triton.cdiv(outputs, 128) * triton.cdiv(rows, tile)
+        fits = [splits for splits in _SPLITS if tiles * splits <= _PROCESSORS]
+        return WideCut(128, max(fits, default=1), warps=8, stages=3)
+    tiles, most = triton.cdiv(outputs, 64), max(_SHARED)
+
+    def cost(splits: int) -> float:
+        each = triton.cdiv(triton.cdiv(inputs, 256), splits) + _STEPS_OF_A_START
+        waves, left = divmod(triton.cdiv(tiles * splits, _PROCESSORS), most)
+        return float(each * (waves * _SHARED[most] + _SHARED.get(left, 0.0)))
+
+    splits = min(_SPLITS, key=cost)
+    if tile == 64 and tiles * splits > 2 * _PROCESSORS:  # room for a third one
+        return WideCut(64, splits, warps=4, stages=2, registers=168)
+    return WideCut(64, splits, warps=4, stages=3)
 
 
 @jit(do_not_specialize=["rows"])
@@ -153,7 +173,7 @@ def _part(source, result, sums, rows, width, SPLITS: tl.constexpr, HALF: tl.cons
 
 
 @jit
-def _quarters(words, KIND: tl.constexpr):
+def quarters(words, KIND: tl.constexpr):
     """Words of four codes -> of each 136 plus what the code means without its zero point.
 
     In the order of their columns: even and odd ones of the first half, and of the second.
@@ -236,7 +256,7 @@ def _linear(x, x_sums, weight, scales, zeros, result, rows, outputs, inputs, per
         # Scales are loaded a step before they are needed: loops do not fetch them ahead.
         then = _gain(scales, first + 2 * HALF, stop, columns, outputs, GROUP)
         later_then = _gain(scales, first + 3 * HALF, stop, columns, outputs, GROUP)
-        even, odd, later_even, later_odd = _quarters(words, x.dtype.element_ty)
+        even, odd, later_even, later_odd = quarters(words, x.dtype.element_ty)
         part = _times(even, odd, x, first, row, rows, inputs, HALF)
         sums += part * gain.to(tl.float32)[:, None]
         part = _times(later_even, later_odd, x, first + HALF, row, rows, inputs, HALF)
