@@ -1,7 +1,6 @@
 """Loading weights in one thread while another runs rounds: without long waits for either.
 
-Eight readers would each keep the interpreter for milliseconds that a round needs (on an H200 rounds
-of 6 ms took 40 while a head was prepared).
+Eight readers would take turns of milliseconds with the interpreter, which a round needs, too.
 """
 
 from __future__ import annotations
