@@ -94,7 +94,9 @@ def start(folder: Path, **settings: Any) -> Engine:
     usual: dict[str, Any] = {
         "dtype": "float32", "speculate": 1, "block_size": 4, "kv_bytes": 1 << 21, "threads": 1,
     }  # fmt: skip
-    return Engine(folder, draft_vocab=vocabs, **{**usual, **settings})
+    if settings.get("speculate") != 0:  # there is a head
+        usual["draft_vocab"] = vocabs
+    return Engine(folder, **{**usual, **settings})
 
 
 def params_of(settings: dict[str, Any]) -> SamplingParams:
@@ -142,7 +144,7 @@ def test_no_settings_together_make_the_text_depend_on_the_number_of_drafts_in_ro
     """The acceptance rule is left out: with `rejection` the text may depend on drafts."""
     pytest.importorskip("triton")
     usual: dict[str, Any] = {"speculate": None, "acceptance": "match"}
-    if speculate == 0:  # there is no head then
+    if speculate == 0:
         usual |= {"draft_vocab": None, "draft_from": "auto"}
     some = unless_long(PAIRED[::29], PAIRED)
     each = [params_of({**own, **usual}) for own in (TOGETHER, *some)]
