@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +16,11 @@ from headstart.models.unroll import teacher_states, trunk_states
 from headstart.simulate.answers import Answer, Batch, answers_of, grouped
 from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
+from headstart.simulate.own_columns import OwnColumns
 from headstart.simulate.plan import Plan
 from headstart.simulate.rates import FormulaRates, Interval, Rates, formula_rates, rates
 from headstart.simulate.served import ServedMatches, Text
+from headstart.vocab.own_tokens import OwnRule
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -83,15 +85,17 @@ def score(
     max_drafts: int = 8,
     vocabs: Mapping[str, VocabOf] | None = None,
     end_ids: frozenset[int] = frozenset(),
+    own: int = 0,
     progress: Callable[[int], None] = lambda num_tokens: None,
     read: Iterable[Read] | None = None,
 ) -> dict[str, Scores]:
     """Score every way of choosing a draft vocabulary; without `vocabs` the whole one alone.
 
+    `own`: so many tokens of its text are drafted beside a vocabulary, as `draft_vocab_own` asks.
     `read`: what `batches` gave before, where several heads are scored on the same trunk's states.
     """
     ways = vocabs or {WHOLE: lambda record: None}
-    made: dict[str, DraftLogits] = {}
+    made: dict[str, _Drafting] = {}
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
     for chunk, batch in read or batches(built, records, plan, max_drafts, end_ids):
         by_id = {record.id: record for record in chunk}
@@ -105,10 +109,11 @@ def score(
                     vocab = vocab_of(by_id[answer.record_id])
                     key = "" if vocab is None else vocab.name
                     if key not in made:
-                        made[key] = _logits(built, vocab)
+                        made[key] = _Drafting.of(built, vocab, own)
                     choices.setdefault(key, []).append(answer)
                 for key, answers in choices.items():
-                    kept[name] += _found(built, depths, batch, answers, made[key], plan)
+                    logits = made[key].logits(batch, answers)
+                    kept[name] += _found(built, depths, batch, answers, logits, plan)
         progress(batch.documents.num_rows)
     return {name: _summary(found, plan, max_drafts) for name, found in kept.items()}
 
@@ -126,6 +131,7 @@ def score_served(
     max_drafts: int = 8,
     vocabs: Mapping[str, VocabOf] | None = None,
     end_ids: frozenset[int] = frozenset(),
+    own: int = 0,
     progress: Callable[[int], None] = lambda num_tokens: None,
 ) -> dict[str, Scores]:
     """The same as `score`, by the passes of the backend that serves: see `is_served`.
@@ -135,7 +141,7 @@ def score_served(
     ways = vocabs or {WHOLE: lambda record: None}
     longest = max(len(record.ids) for record in records)
     _check_length(backend.model, records)
-    scorer = ServedMatches(backend, max_drafts, longest)
+    scorer = ServedMatches(backend, max_drafts, longest, own)
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
     for chunk in grouped(records, scorer.max_rows):
         by_id = {record.id: record for record in chunk}
@@ -226,9 +232,37 @@ def _head(built: LoadedModel) -> Any:
     return built.head
 
 
-def _logits(built: LoadedModel, vocab: DraftVocab | None) -> DraftLogits:
+@dataclass(frozen=True)
+class _Drafting:
+    """What drafts of one vocabulary are chosen from; `rule`: and of texts' own tokens."""
+
+    built: LoadedModel
+    shared: DraftLogits
+    rule: OwnRule | None
+
+    @classmethod
+    def of(cls, built: LoadedModel, vocab: DraftVocab | None, own: int) -> _Drafting:
+        ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
+        rule = None
+        if own and vocab is not None:
+            rule = OwnRule.of(vocab.ids, built.config.vocab, own)
+        return cls(built, _logits(built, ids), rule)
+
+    def logits(self, batch: Batch, answers: Sequence[Answer]) -> DraftLogits:
+        """For these answers of a batch."""
+        if self.rule is None or self.shared.ids is None:
+            return self.shared
+        starts = batch.documents.starts
+        texts = [
+            (first, batch.ids[first : first + batch.documents.lengths[at]].tolist())
+            for at, first in ((at, starts[at]) for at in {a.document for a in answers})
+        ]
+        columns = OwnColumns.of(self.rule, self.shared.ids, texts)
+        return replace(_logits(self.built, columns.ids), own=columns)
+
+
+def _logits(built: LoadedModel, ids: torch.Tensor | None) -> DraftLogits:
     """As the engine's runner computes them, so that not even rounding differs."""
-    ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
 
     def of(lm_head: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         kept = lm_head if ids is None else lm_head.only_rows(ids)
