@@ -48,7 +48,11 @@ STEPS = [
     (64, 4, 2, None), (64, 4, 2, 96), (64, 4, 3, None), (64, 4, 1, None), (32, 4, 4, None),
     (32, 4, 3, 80), (128, 8, 2, None), (128, 4, 1, None), (64, 4, 4, None), (64, 8, 3, None),
 ]  # fmt: skip
-PIECES = [(8, 256), (8, 384), (32, 192), (16, 512), (16, 768), (16, 1024), (8, 2048), (8, 4096)]
+# at most, tokens of one at least, levels
+PIECES = [
+    (8, 256, 0), (8, 384, 0), (32, 192, 0), (16, 512, 0), (16, 768, 0), (16, 1024, 0),
+    (8, 2048, 0), (8, 4096, 0), (8, 256, 2), (8, 256, 3), (8, 256, 4),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,8 @@ def main() -> None:
     parser.add_argument("--kv-dtype", choices=("as-dtype", "fp8"), default="as-dtype")
     given = parser.parse_args()
     others = [
-        Cut(pieces=pieces, least=least, step=step, warps=warps, stages=stages, registers=most)
-        for (pieces, least), (step, warps, stages, most) in itertools.product(PIECES, STEPS)
+        Cut(pieces, least, levels, step=step, warps=warps, stages=stages, registers=most)
+        for (pieces, least, levels), (step, warps, stages, most) in itertools.product(PIECES, STEPS)
     ]
     if given.own_cut:
         others = []
@@ -195,7 +199,10 @@ def main() -> None:
             print(f"{requests:4} requests, {rows} rows: {ratio}", flush=True)
         own = cut_for(requests, rows)
         if given.own_steps:
-            others = [replace(own, pieces=pieces, least=least) for pieces, least in PIECES]
+            others = [
+                replace(own, pieces=pieces, least=least, levels=levels)
+                for pieces, least, levels in PIECES
+            ]
         found = measure(contexts, [own, *others])
         results.append({"requests": requests, "rows": rows, "cuts": found, **ratio})
         for place, row in enumerate(found[: 1 + _SHOWN]):

@@ -62,7 +62,7 @@ from headstart.backends.cuda.experts import (
     terms_of,
 )
 from headstart.backends.cuda.kernels import moe as kernels
-from headstart.backends.cuda.kernels import moe_rows
+from headstart.backends.cuda.kernels import moe_rows, moe_wide_groups
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
@@ -252,6 +252,8 @@ def main() -> None:
     instead.add_argument("--formats", action="store_true", help="all formats, as ratios, instead")
     instead.add_argument("--cuts", action="store_true", help="try other cuts instead")
     instead.add_argument("--ways", action="store_true", help="with and without tiles instead")
+    parser.add_argument("--wide", action=argparse.BooleanOptionalAction, default=None,
+                        help="4-bit experts of more rows by products of bf16")  # fmt: skip
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
     parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
                         help="sort the choices of more rows than this")  # fmt: skip
@@ -262,7 +264,11 @@ def main() -> None:
     few = [rows for rows in given.sort_rows if rows <= given.scanned]
     if few:
         parser.error(f"--sort-rows {few[0]}: rows up to {given.scanned} (--scanned) are not sorted")
-    with patch.object(kernels, "MAX_SCANNED_ROWS", given.scanned):
+    wide = moe_wide_groups.IS_SHOWN_ON_GPUS if given.wide is None else given.wide
+    with (
+        patch.object(kernels, "MAX_SCANNED_ROWS", given.scanned),
+        patch.object(moe_wide_groups, "IS_SHOWN_ON_GPUS", wide),
+    ):
         run(given)
 
 

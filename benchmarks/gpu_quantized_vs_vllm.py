@@ -1,7 +1,8 @@
 """Quantised checkpoints: our engine and vLLM on one GPU, in turns, in one run.
 
 PYTHONPATH=. python3 benchmarks/gpu_quantized_vs_vllm.py --models FOLDER --out results.json
-    [--cases fp8-row,fp8-block,awq,moe] [--time-limit 570] [--vllm-env NAME=VALUE]
+    [--cases fp8-row,fp8-block,awq,moe] [--time-limit 570] [--compile-first]
+    [--vllm-env NAME=VALUE]
 
 Calibrated checkpoints that are not in FOLDER are written first, side by side: sizes of MiMo-7B, and
 a mixture of experts with DeepSeek-V3's widths and fewer layers and experts (`CASES`). vLLM's
@@ -12,16 +13,21 @@ measured alone where vLLM does not start. Results are written after every row.
 
 Every answer is checked against the cycle that the trunk walks. Acceptance is that of one long
 answer, as tokens per step; of vLLM's log are kept the kernels that it chose and the memory of its
-weights. `--cases` bf16 and fp8-online (both engines round a bf16 checkpoint while loading it) need
-15 GB of disk more.
+weights. DeepGEMM and FlashInfer compile kernels for FP8 in blocks for minutes, unless
+--compile-first has `versus/vllm_kernels.py` do it side by side while engines start (and --vllm-env
+VLLM_DEEP_GEMM_WARMUP=skip keeps vLLM from asking for more than it uses); nothing is measured
+before it is done. In the cases -cutlass vLLM is without those libraries. `--cases` bf16 and
+fp8-online (both engines round a bf16 checkpoint while loading it) need 15 GB of disk more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import os
 import shlex
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +39,7 @@ from typing import Any
 
 from versus.measure import Sizes, Turns, speeds
 from versus.process import Failed, Worker, settings_of
+from versus.quantized_page import figures, last_line, page, told, why
 from versus.quick_checkpoints import write_quickly
 from versus.report import write_json
 
@@ -45,10 +52,6 @@ _SPARE_TOKENS = 64
 _GIB = 2**30
 # Of the GPU, beside weights and K/V: context, captured rounds, workspace, copies for drafts.
 _BESIDE = {"headstart": 4.0, "vllm": 5.0}
-_TOLD = re.compile(
-    r"(Using|Selected) \S+ (for|attention backend)|\S+ MoE backend|MLA prefill backend|"
-    r"DeepGEMM|Model loading took"
-)
 _MIMO, _DEEPSEEK = "mimo-7b", "deepseek-v3,layers=8,experts=32,vocab=32768"
 
 
@@ -61,6 +64,7 @@ class Case:
     requests: tuple[int, ...] = (1, 16)
     headstart: dict[str, Any] = field(default_factory=dict)
     vllm: dict[str, Any] = field(default_factory=dict)
+    vllm_env: dict[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> str:
@@ -78,13 +82,17 @@ class Case:
 
 
 FP8 = (1, 16, 80)
+# Its next best products of blocks (CUTLASS), which are compiled already.
+_NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
 CASES = {
     "fp8-row": Case(_MIMO, "fp8-row", FP8),
-    "fp8-block": Case(_MIMO, "fp8-block"),
+    "fp8-block": Case(_MIMO, "fp8-block", FP8),
+    "fp8-block-cutlass": Case(_MIMO, "fp8-block", vllm_env=_NO_DEEP_GEMM),
     "awq": Case(_MIMO, "awq"),
     "gptq": Case(_MIMO, "gptq"),
     "compressed-tensors": Case(_MIMO, "compressed-tensors"),
     "moe": Case(_DEEPSEEK, "fp8-block"),
+    "moe-cutlass": Case(_DEEPSEEK, "fp8-block", vllm_env=_NO_DEEP_GEMM),
     "bf16": Case(_MIMO, None, FP8),
     "fp8-online": Case(_MIMO, None, FP8, {"weights": "fp8"}, {"quantization": "fp8"}),
 }
@@ -97,6 +105,7 @@ class Run:
         self._given, self._began = given, time.perf_counter()
         self._work = Path(tempfile.mkdtemp(prefix="quantized-"))
         self._sizes = Sizes(PROMPT, ANSWER, given.repeats, 0, ())
+        self._compiling: subprocess.Popen[bytes] | None = None
         self._engines: dict[tuple[str, str], Worker] = {}
         self._ready: dict[tuple[str, str], dict[str, Any] | None] = {}
         self._needed: dict[tuple[str, str], float] = {}
@@ -141,6 +150,8 @@ class Run:
                 "shape": CASES[name].shape, "weights": CASES[name].weights, "file_bytes": size,
                 "engines": {}, "rows": [],
             }  # fmt: skip
+        if self._given.compile_first:
+            self._compile([self._given.models / CASES[name].folder for name in waiting])
         try:
             while waiting:
                 self._launch(waiting)
@@ -158,7 +169,34 @@ class Run:
         finally:
             for worker in self._engines.values():
                 worker.stop()
+            if self._is_compiling() and self._compiling is not None:
+                os.killpg(self._compiling.pid, signal.SIGKILL)
             self.write()
+
+    def _compile(self, models: list[Path]) -> None:
+        """Let vLLM's kernels for FP8 in blocks be compiled while its engines start."""
+        folders = sorted({str(folder) for folder in models if folder.name.endswith("fp8-block")})
+        python = self._given.vllm_python or sys.executable
+        command = [python, str(Path(__file__).with_name("versus") / "vllm_kernels.py"), *folders]
+        environment = {
+            **os.environ,
+            **settings_of("vllm", None, self._given.vllm_env)["environment"],
+        }
+        with (self._work / "kernels.log").open("w") as log:
+            self._compiling = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _is_compiling(self) -> bool:
+        """Whether that still runs; what it said is kept when it has ended."""
+        if self._compiling is None or self._compiling.poll() is None:
+            return self._compiling is not None
+        if "compiled" not in self.document:
+            lines = (self._work / "kernels.log").read_text(errors="replace").splitlines()
+            self.document["compiled"] = [line for line in lines if line.startswith("[")]
+            self.say(f"kernels of vLLM: {lines[-1] if lines else 'nothing compiled'}")
+        return False
 
     def _launch(self, waiting: list[str]) -> None:
         """Start what has room: the first case, then vLLM's of others, which take longest.
@@ -188,7 +226,8 @@ class Run:
     def _settings(self, name: str, engine: str) -> dict[str, Any]:
         case, is_vllm = CASES[name], engine == "vllm"
         model = self._given.models / case.folder
-        environment = {"VLLM_LOGGING_LEVEL": "INFO", **self._given.vllm_env} if is_vllm else {}
+        told = {"VLLM_LOGGING_LEVEL": "INFO", **self._given.vllm_env, **case.vllm_env}
+        environment = told if is_vllm else {}
         own: dict[str, Any] = {"kv_cache_memory_bytes": case.kv_bytes} if is_vllm else {}
         return {
             **settings_of(engine, self._given.vllm_python if is_vllm else None, environment),
@@ -212,7 +251,7 @@ class Run:
             except Failed as failure:
                 self._ready[key] = None
                 own["error"] = str(failure)
-                self._fail(f"{name}: {engine} did not start: {_why(str(failure))}")
+                self._fail(f"{name}: {engine} did not start: {why(str(failure))}")
                 worker.stop()
                 continue
             worker.settings["patience"] = self._given.cell_limit
@@ -225,6 +264,8 @@ class Run:
 
     def _next(self, waiting: list[str], is_late: bool) -> str | None:
         """A case whose engines are all there; when time is over also one with ours alone."""
+        if self._is_compiling() and not is_late:
+            return None
         for name in waiting:
             ready = [self._ready.get((name, engine), 0) for engine in self._given.engines]
             if all(found != 0 for found in ready) or (is_late and any(ready)):
@@ -246,7 +287,7 @@ class Run:
             turns = Turns(workers)
             found = speeds(turns, self._sizes, requests) if workers else {}
             for failure in turns.failures:
-                self._fail(f"{name}, {requests} requests: {_why(failure)}")
+                self._fail(f"{name}, {requests} requests: {why(failure)}")
             workers = [worker for worker in workers if worker.is_running]
             self.document["cases"][name]["rows"].append({"requests": requests, "engines": found})
             self.say(f"{name}, {requests} requests: {figures(found)}")
@@ -258,7 +299,9 @@ class Run:
             if key not in self._ready and key in self._engines:
                 log = self._engines[key].log
                 self.document["cases"][name]["engines"][key[1]] = {"unready_log": log[-3000:]}
-                self._fail(f"{name}: {key[1]} was not there in time; it said last: {_last(log)}")
+                self._fail(
+                    f"{name}: {key[1]} was not there in time; it said last: {last_line(log)}"
+                )
             if key in self._engines:
                 self._engines.pop(key).stop()
             self._ready.setdefault(key, None)
@@ -271,7 +314,7 @@ class Run:
         try:
             found = worker.ask("first", prompt=64, tokens=ANSWER, seed=5)
         except Failed as failure:
-            self._fail(f"{name}: {worker.name}'s acceptance: {_why(str(failure))}")
+            self._fail(f"{name}: {worker.name}'s acceptance: {why(str(failure))}")
             return
         own = self.document["cases"][name]["engines"][worker.name]
         own["tokens_per_step"] = found["tokens_per_step"]
@@ -303,59 +346,6 @@ def write_checkpoint(shape: str, weights: str | None, out: Path, active: int) ->
     cycle_of(out).write_text(json.dumps(agreement_of(out).following.tolist()))
 
 
-def told(log: str) -> list[str]:
-    """What vLLM's log says about kernels, backends and memory, each once."""
-    lines = [line.rpartition("] ")[2].strip() for line in log.splitlines() if _TOLD.search(line)]
-    return [line[:200] for line in dict.fromkeys(lines)][:24]
-
-
-def figures(found: dict[str, Any]) -> str:
-    parts = [f"{name} {own['value']:.0f} tokens/s" for name, own in found.items()]
-    if len(found) == 2:
-        parts.append(f"{found['headstart']['value'] / found['vllm']['value']:.2f}x vLLM")
-    return ", ".join(parts) or "nothing measured"
-
-
-def _why(failure: str) -> str:
-    """The last line that names an error, else the last line."""
-    lines = [line.strip() for line in failure.strip().splitlines() if line.strip()] or [""]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines)[-1][-400:]
-
-
-def _last(log: str) -> str:
-    return next((line.strip()[-200:] for line in log.splitlines()[::-1] if line.strip()), "nothing")
-
-
-def page(document: dict[str, Any]) -> str:
-    lines = [
-        f"{document['device']}, {document['date']}: tokens/s, K = {document['k']}, prompts of "
-        f"{document['prompt']}, answers of {document['answer']}, medians of {document['repeats']}",
-        "", "| checkpoint | requests | ours | vLLM | ratio | tokens per step, ours / vLLM |",
-        "|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, case in document["cases"].items():
-        steps = [case["engines"].get(e, {}).get("tokens_per_step") for e in ("headstart", "vllm")]
-        said = " / ".join("-" if step is None else f"{step:.2f}" for step in steps)
-        for row in case["rows"]:
-            pair = [row["engines"].get(engine, {}).get("value") for engine in ("headstart", "vllm")]
-            cells = ["-" if value is None else f"{value:.0f}" for value in pair]
-            ratio = f"{pair[0] / pair[1]:.2f}" if all(pair) else "-"
-            lines.append(f"| {name} | {row['requests']} | {' | '.join(cells)} | {ratio} | {said} |")
-    lines += [
-        "", "| checkpoint | files, GB | ours holds | to the files | vLLM's log |",
-        "|---|---|---|---|---|",
-    ]  # fmt: skip
-    for name, case in document["cases"].items():
-        files = case["file_bytes"]
-        own = case["engines"].get("headstart", {}).get("weight_bytes")
-        held = ["-", "-"] if own is None else [f"{own / 1e9:.2f}", f"{own / files:.3f}"]
-        log = "; ".join(case["engines"].get("vllm", {}).get("log", []))
-        lines.append(f"| {name} | {files / 1e9:.2f} | {' | '.join(held)} | {log} |")
-    lines += [f"- failed: {failure}" for failure in document["failures"]]
-    return "\n".join(lines)
-
-
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -372,6 +362,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--patience", type=float, default=400, help="seconds for a start")
     parser.add_argument("--cell-limit", type=float, default=60, help="seconds for one answer")
     parser.add_argument("--time-limit", type=float, default=540, help="seconds for everything")
+    parser.add_argument("--compile-first", action="store_true",
+                        help="compile vLLM's kernels for blocks side by side")  # fmt: skip
     parser.add_argument("--make-only", action="store_true", help="write checkpoints and end")
     parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")
     parser.add_argument("--vllm-env", action="append", default=[], metavar="NAME=VALUE")

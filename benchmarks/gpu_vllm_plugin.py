@@ -1,191 +1,205 @@
 """Stock vLLM and vLLM with our plugin on one GPU, in turns, in one run.
 
 PYTHONPATH=. python3 benchmarks/gpu_vllm_plugin.py --models FOLDER --out results.json
-    [--cases vocab,graft] [--repeats 3] [--time-limit 570]
+    [--cases vocab,graft] [--repeats 3] [--time-limit 420] [--smoke]
 
 `vocab`: MiMo-7B's sizes, 151,680 tokens, K = 3. vLLM as it is, with a draft vocabulary of 32,000
-tokens by the plugin, and with its rows in int8; 1, 16 and 80 requests. `graft`: Qwen3-8B's sizes
-with a head in a folder of its own, run by vLLM's class for MiMo-7B and by the plugin's own class.
+tokens by the plugin, with its rows in int8, and with our worker that collects text and states
+(collect), at 1, 16 and 80 requests; then a head that is always right is swapped in while 16
+requests are answered (swap). `graft`: Qwen3-8B's sizes with a head in a folder of its own, run by
+vLLM's class for MiMo-7B and by the plugin's own class.
 
-Calibrated checkpoints that are not in FOLDER are written first (16 GB each). The plugin is this
-checkout, in a folder that only those processes see. Every answer is checked
-against the cycle that the trunk walks. vLLM's defaults hold: its newer model runner, full graphs.
+Calibrated checkpoints that are not in FOLDER are written first (16 GB each), those of the second
+case while the first is measured. The plugin is this checkout, in a folder that only those processes
+see. Every answer is checked against the cycle that the trunk walks. vLLM's defaults hold: its newer
+model runner, full graphs. Results are written after each step; what there is no time for is named.
+--smoke: tiny models, for a vLLM on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import shlex
-import shutil
 import sys
 import tempfile
 import time
-import tomllib
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from versus.measure import Sizes, Turns, speeds
+from versus.measure import Sizes, Turns, first_tokens, speeds
+from versus.plugin_cases import CASES, SMALL, WHOLE, Case, Scale, Variant, write_models
+from versus.plugin_install import install
 from versus.process import Failed, Worker, settings_of
-from versus.quick_checkpoints import write_quickly
 from versus.report import write_json
 
-from headstart import __version__
-from headstart.calibrate.calibrated import agreement_of
-from headstart.calibrate.shape_config import shape_config
-from headstart.heads.export import plan_export
-from headstart.heads.formats import head_in, open_model
-from headstart.heads.formats.vllm import COUNT, KEY, PLUGIN, PLUGIN_TYPE, overrides
-from headstart.vocab.draft_vocab import DraftVocab
-from headstart.vocab.files import write
+from headstart.errors import HeadstartError
+from headstart.vllm_plugin.collected import files, read
 
-DRAFTS, RATE, ACTIVE = 3, 0.8, 32000
-PROMPT, ANSWER = 1000, 500
-REQUESTS = (1, 16, 80)
-SHAPES = {"vocab": "mimo-7b", "graft": "qwen3-8b"}
-_ROOT = Path(__file__).parents[1]
-_SPEC: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": DRAFTS}
+_LOOKED_AT = 8  # collected answers whose text is held against the cycle
+_STARTING = 100.0  # seconds that a case needs before it measures anything
+
+
+class Run:
+    """What was found so far, written after every step."""
+
+    def __init__(self, given: argparse.Namespace, scale: Scale):
+        self.began = time.perf_counter()
+        self.work = Path(tempfile.mkdtemp(prefix="vllm-plugin-"))
+        self._out, self._limit = given.out, given.time_limit
+        self.document: dict[str, Any] = {
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": shlex.join(["python3", *sys.argv]), "k": scale.drafts, "rate": scale.rate,
+            "active": scale.active, "prompt": scale.prompt, "answer": scale.answer,
+            "repeats": given.repeats, "cases": {}, "failures": [],
+        }  # fmt: skip
+
+    @property
+    def left(self) -> float:
+        return float(self._limit - (time.perf_counter() - self.began))
+
+    def has_time(self, seconds: float, what: str) -> bool:
+        if self.left < seconds:
+            self.failed(what, f"not measured, {self.left:.0f} s were left")
+        return self.left >= seconds
+
+    def failed(self, what: str, why: object) -> None:
+        self.document["failures"].append(f"{what}: {why}")
+        print(f"FAILED {what}: {str(why)[-600:]}", flush=True)
+        self.save()
+
+    def save(self) -> None:
+        self.document["seconds"] = round(time.perf_counter() - self.began, 1)
+        if self._out:
+            write_json(self.document, self._out)
 
 
 def main() -> int:
     given = options()
-    work = Path(tempfile.mkdtemp(prefix="vllm-plugin-"))
-    print(f"logs of the engines: {work}", flush=True)
-    site = install(work)
-    document: dict[str, Any] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join(["python3", *sys.argv]), "k": DRAFTS, "rate": RATE, "active": ACTIVE,
-        "prompt": PROMPT, "answer": ANSWER, "repeats": given.repeats, "cases": {}, "failures": [],
-    }  # fmt: skip
-    began = time.perf_counter()
-    for name in given.cases:
-        if time.perf_counter() - began > given.time_limit:
-            document["failures"].append(f"{name}: not measured, time was over")
+    scale = SMALL if given.smoke else WHOLE
+    run = Run(given, scale)
+    print(f"logs of the engines: {run.work}", flush=True)
+    site = install(run.work)
+    writers = {}
+    for number, name in enumerate(given.cases):
+        writers[name] = multiprocessing.get_context("spawn").Process(
+            target=write_models, args=(CASES[name], scale, given.models)
+        )
+        if number == 0:  # the next one's when this one is read: a disk writes one at a time
+            writers[name].start()
+    for number, name in enumerate(given.cases):
+        writers[name].join()
+        if number + 1 < len(given.cases):
+            writers[given.cases[number + 1]].start()
+        if writers[name].exitcode:
+            run.failed(name, "its models could not be written")
             continue
-        variants = {"vocab": vocab_variants, "graft": graft_variants}[name](given.models, work)
-        document["cases"][name] = measure(given, work, site, variants, document)
-        if given.out:
-            write_json(document, given.out)
-    print(json.dumps(document["failures"]))
-    return 1 if document["failures"] else 0
-
-
-Variant = tuple[Path, dict[str, Any]]  # model, and what vLLM is told
-
-
-def vocab_variants(models: Path, work: Path) -> dict[str, Variant]:
-    model = made(models, "mimo-7b")
-    size = shape_config("mimo-7b")["vocab_size"]
-    # The tokens in use begin with 2.
-    file = work / "vocab.json"
-    write([DraftVocab.of(range(2, ACTIVE + 2), vocab_size=size)], file)
-    asked = {"draft_vocab": str(file)}
-    choosing = {**_SPEC, "use_local_argmax_reduction": True}
-    return {
-        "stock": (model, {"speculative_config": _SPEC}),
-        "vocab": (model, {"speculative_config": choosing,
-                          "additional_config": {"headstart": asked}}),
-        "int8": (model, {"speculative_config": choosing,
-                         "additional_config": {"headstart": {**asked, "draft_rows": "int8"}}}),
-    }  # fmt: skip
-
-
-def graft_variants(models: Path, work: Path) -> dict[str, Variant]:
-    model = made(models, "qwen3-8b")
-    trunk = models / "qwen3-8b-trunk"
-    if not trunk.exists():
-        write_quickly("qwen3-8b", None, trunk, rate=RATE, active=ACTIVE, without="mtp.")
-    head, own = work / "head", work / "own"
-    found = head_in(open_model(model))
-    plan_export(found, "vllm").write(head)
-    # The same tensors under our names, for our class.
-    plan_export(found, "headstart").write(own)
-    config = {**found.config, "architectures": [PLUGIN], "model_type": PLUGIN_TYPE, COUNT: 1,
-              KEY: {"family": found.family.name}}  # fmt: skip
-    (own / "config.json").write_text(json.dumps(config))
-    added = overrides(found.family, "MiMoForCausalLM")
-    return {
-        "stock class": (trunk, {"speculative_config": {**_SPEC, "model": str(head)},
-                                "hf_overrides": added}),
-        "plugin's class": (trunk, {"speculative_config": {**_SPEC, "model": str(own)}}),
-    }  # fmt: skip
-
-
-def made(models: Path, shape: str) -> Path:
-    folder = models / shape
-    if not cycle_of(folder).exists():
-        write_quickly(shape, None, folder, rate=RATE, active=ACTIVE)
-        cycle_of(folder).write_text(json.dumps(agreement_of(folder).following.tolist()))
-        print(f"wrote {folder}", flush=True)
-    return folder
-
-
-def cycle_of(folder: Path) -> Path:
-    return folder.parent / f"{folder.name}-cycle.json"
-
-
-def install(work: Path) -> Path:
-    """This checkout with its entry point, as an installer leaves it, in a folder of its own."""
-    site = work / "site"
-    shutil.copytree(_ROOT / "headstart", site / "headstart")
-    facts = site / f"headstart-{__version__}.dist-info"
-    facts.mkdir()
-    named = f"Metadata-Version: 2.1\nName: headstart\nVersion: {__version__}\n"
-    (facts / "METADATA").write_text(named)
-    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
-    group = "vllm.general_plugins"
-    lines = [f"{name} = {place}" for name, place in project["entry-points"][group].items()]
-    (facts / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
-    return site
-
-
-def measure(
-    given: argparse.Namespace,
-    work: Path,
-    site: Path,
-    variants: dict[str, Variant],
-    document: dict[str, Any],
-) -> dict[str, Any]:
-    workers = {
-        name: Worker(name.replace(" ", "-").replace("'", ""), settings(given, site, name, *variant),
-                     work)
-        for name, variant in variants.items()
-    }  # fmt: skip
-    result: dict[str, Any] = {"engines": {}, "rows": []}
-    try:
-        for name, worker in list(workers.items()):
+        print(f"{name}: models after {time.perf_counter() - run.began:.0f} s", flush=True)
+        if run.has_time(_STARTING if not given.smoke else 0, name):
             try:
-                result["engines"][name] = worker.started()
-                said = [line[-160:] for line in worker.log.splitlines() if "headstart:" in line]
-                result["engines"][name]["plugin"] = said
-                print(f"{name} is up: {said[:1]}", flush=True)
-            except Failed as failure:
-                document["failures"].append(f"{name}: {failure}")
-                del workers[name]
-        for requests in REQUESTS:
-            turns = Turns(list(workers.values()), document["failures"])
-            row = speeds(turns, Sizes(PROMPT, ANSWER, given.repeats, 0, ()), requests)
-            result["rows"].append({"requests": requests, **row})
-            print(json.dumps(result["rows"][-1]), flush=True)
+                measure(run, given, scale, CASES[name], site)
+            except HeadstartError as error:
+                run.failed(name, error)
+    run.save()
+    return 1 if run.document["failures"] else 0
+
+
+def measure(run: Run, given: argparse.Namespace, scale: Scale, case: Case, site: Path) -> None:
+    variants = case.variants(scale, given.models, run.work)
+    result: dict[str, Any] = {"engines": {}, "rows": [], "first": {}}
+    run.document["cases"][case.name] = result
+    workers: dict[str, Worker] = {}
+    try:
+        waves = [[name] for name in variants] if given.smoke else [list(variants)]
+        for wave in waves:
+            for name in wave:
+                told = settings(given, scale, site, case, name, variants[name])
+                workers[name] = Worker(name, told, run.work)
+            for name in wave:
+                started(run, result, workers, name)
+        turns = Turns(list(workers.values()), run.document["failures"])
+        sizes = Sizes(scale.prompt, scale.answer, given.repeats, 0, ())
+        for requests in scale.requests:
+            if not run.has_time(20 if not given.smoke else 0, f"{case.name}, {requests} requests"):
+                continue
+            row = {"requests": requests, **speeds(turns, sizes, requests)}
+            result["rows"].append(row)
+            print(json.dumps({n: v["value"] for n, v in row.items() if n != "requests"}),
+                  f"at {requests}, {run.left:.0f} s left", flush=True)  # fmt: skip
+            run.save()
+        result["first"] = first_tokens(turns, sizes, scale.prompt)
+        run.save()
+        if case.collecting in workers:
+            finish(run, scale, case, workers[case.collecting], variants, result)
     finally:
         for worker in workers.values():
             worker.stop()
-    return result
+
+
+def started(run: Run, result: dict[str, Any], workers: dict[str, Worker], name: str) -> None:
+    try:
+        found = workers[name].started()
+    except Failed as failure:
+        run.failed(name, failure)
+        workers.pop(name).stop()
+        return
+    said = [line[-200:] for line in workers[name].log.splitlines() if "headstart:" in line]
+    result["engines"][name] = {**found, "plugin": said}
+    print(f"{name} is up after {found['start_seconds']:.0f} s: {said[:2]}", flush=True)
+    run.save()
+
+
+def finish(
+    run: Run, scale: Scale, case: Case, worker: Worker, variants: dict[str, Variant],
+    result: dict[str, Any],
+) -> None:  # fmt: skip
+    """What was collected, and the swaps: to the other head and back."""
+    try:
+        said = worker.ask("call", method="headstart_collected")["found"]
+        result["collected"] = {"said": said, **looked_at(run.work / "collected", worker)}
+        print(f"collected: {result['collected']}", flush=True)
+        swaps = result["swaps"] = []
+        for head in (case.other_head(run.work), variants[case.collecting].model):
+            found = worker.ask(
+                "swap", requests=scale.swap_requests, prompt=scale.prompt,
+                tokens=scale.swap_tokens, head=str(head.resolve()), seed=len(swaps),
+            )  # fmt: skip
+            swaps.append({"head": head.name, **found})
+            print(json.dumps(swaps[-1]), flush=True)
+            run.save()
+    except Failed as failure:
+        run.failed("collect and swap", failure)
+
+
+def looked_at(folder: Path, worker: Worker) -> dict[str, Any]:
+    following = json.loads(Path(worker.settings["cycle"]).read_text())
+    paths = files(folder)
+    step = max(1, len(paths) // _LOOKED_AT)
+    wrong = 0
+    tokens = 0
+    for path in paths[::step]:
+        found = read(path)
+        ids = found.ids.tolist()[found.num_prompt - 1 :]
+        tokens += len(ids) - 1
+        wrong += sum(following[a] != b for a, b in pairwise(ids))
+    size = sum(path.stat().st_size for path in paths)
+    return {"answers": len(paths), "bytes": size, "tokens_looked_at": tokens, "wrong": wrong}
 
 
 def settings(
-    given: argparse.Namespace, site: Path, name: str, model: Path, told: dict[str, Any]
+    given: argparse.Namespace, scale: Scale, site: Path, case: Case, name: str, variant: Variant
 ) -> dict[str, Any]:
-    is_ours = not name.startswith("stock")
-    variables = {"PYTHONPATH": str(site)} if is_ours else {"VLLM_PLUGINS": "none"}
-    cycle = cycle_of(model.with_name(model.name.removesuffix("-trunk")))
+    variables = {"PYTHONPATH": str(site)} if variant.has_plugin else {"VLLM_PLUGINS": "none"}
     return {
-        **settings_of("vllm", None, {"VLLM_LOGGING_LEVEL": "INFO", **variables}),
-        "model": str(model.resolve()), "drafts": DRAFTS, "max_requests": max(REQUESTS),
-        "max_model_len": PROMPT + ANSWER + 64, "draft_vocab": 0, "kv_gib": 0,
-        "memory": given.memory, "patience": given.patience, "active": ACTIVE,
-        "cycle": str(cycle.resolve()), "options": told,
+        **settings_of("vllm", given.python, {"VLLM_LOGGING_LEVEL": "INFO", **variables}),
+        "model": str(variant.model.resolve()), "drafts": scale.drafts,
+        "max_requests": max(scale.requests), "max_model_len": scale.max_model_len,
+        "draft_vocab": 0, "kv_gib": 0, "memory": scale.memory, "patience": given.patience,
+        "active": scale.active, "cycle": str(case.cycle(given.models).resolve()),
+        "options": {**scale.engine, **variant.told},
     }  # fmt: skip
 
 
@@ -195,11 +209,12 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--cases", type=lambda text: text.split(","), default=list(SHAPES))
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=list(CASES))
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--memory", type=float, default=0.3, help="of the GPU, for each engine")
-    parser.add_argument("--patience", type=float, default=400)
-    parser.add_argument("--time-limit", type=float, default=400, help="no case is begun after it")
+    parser.add_argument("--python", help="the interpreter that has vLLM; this one by default")
+    parser.add_argument("--patience", type=float, default=240, help="seconds for a start or a job")
+    parser.add_argument("--time-limit", type=float, default=420, help="nothing is begun after it")
+    parser.add_argument("--smoke", action="store_true")
     return parser.parse_args()
 
 

@@ -5,10 +5,11 @@ PYTHONPATH=. python3 benchmarks/gpu_wide_groups.py [--rows 64,32,128,320] [--onl
 
 MiMo-7B's matrices, groups of 128, with zero points and without. `bf16` is what the engine does with
 plain weights, `integers` are pairs of integer rows (kernels/groups.py), `wide` codes that become
-bf16 in registers (kernels/wide_groups.py) with several cuts: outputs, splits, warps, stages; the
-first is the one that the engine takes. Rows are rounded or laid out before the clock starts, and
-timed by themselves at the end. Every way is compared with torch first. Weights are rotated over
-copies larger than the L2 cache. Without a GPU kernels are interpreted: try --only tiny --rows 17.
+bf16 in registers (kernels/wide_groups.py) with several cuts: outputs, splits, warps, stages, most
+registers; the first is the one that the engine takes, and the fastest others are shown. Rows are
+rounded or laid out before the clock starts, and timed by themselves at the end. Every way is
+compared with torch first; a wrong one is named and not timed. Weights are rotated over copies
+larger than the L2 cache. Without a GPU kernels are interpreted: try --only tiny --rows 17.
 """
 
 from __future__ import annotations
@@ -40,8 +41,13 @@ from headstart.backends.cuda.kernels.group_packing import (
     packed_groups,
 )
 from headstart.backends.cuda.kernels.groups import partial_groups
-from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.wide_groups import parted_rows, partial_wide, wide_shape
+from headstart.backends.cuda.kernels.wide_groups import (
+    WideCut,
+    parted_rows,
+    parted_silu,
+    partial_wide,
+    wide_cut,
+)
 from headstart.models.linear import Linear
 
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -50,7 +56,13 @@ SHAPES = {
     "tiny": (256, 512),
 }  # fmt: skip
 GROUP = 128
-CUTS = [(128, 8, 3), (128, 8, 2), (64, 4, 3), (64, 4, 2), (128, 8, 4), (256, 8, 2)]
+# outputs of a program, warps, stages, most registers, rows of a tile at most
+CUTS = [
+    (128, 8, 3, None), (128, 8, 2, None), (128, 8, 4, None), (128, 8, 2, 128), (64, 4, 3, None),
+    (64, 4, 2, 168), (256, 16, 3, None), (256, 16, 2, None),
+]  # fmt: skip
+_SHOWN = 6
+_MOST_ERROR = 0.004  # of the result's norm: rows of integers keep less than bf16 does
 Way = tuple[str, Callable[[Any], Tensor]]
 
 
@@ -61,14 +73,15 @@ def weight(outputs: int, inputs: int, has_zeros: bool) -> PackedGroups:
     return packed_groups(codes, scales.to(torch.float16), zeros, 4)
 
 
-def cuts(outputs: int, inputs: int, rows: int) -> Iterator[Shape]:
-    own = wide_shape(outputs, inputs, rows)
+def cuts(outputs: int, inputs: int, rows: int) -> Iterator[WideCut]:
+    own = wide_cut(outputs, inputs, rows)
     yield own
-    for tile, warps, stages in CUTS if DEVICE.type == "cuda" else []:
+    for tile, warps, stages, registers in CUTS if DEVICE.type == "cuda" else []:
         programs = -(-outputs // tile) * -(-rows // 128)
-        for splits in (1, 2, 4, 8):
-            other = Shape(tile, 256, splits, warps, stages)
-            if other != own and 80 <= programs * splits <= 600 and inputs // splits >= 512:
+        for splits in (1, 2, 3, 4, 6, 8):
+            other = WideCut(tile, splits, warps, stages, registers)
+            is_full = 80 <= programs * splits <= 520 * 64 // min(tile, 128)
+            if other != own and is_full and inputs // splits >= 512:
                 yield other
 
 
@@ -82,8 +95,8 @@ def measure(name: str, rows: int, *, has_zeros: bool) -> list[dict[str, Any]]:
     integers, parted = integer_rows(x), parted_rows(x, copies[0].half)
     ways: list[Way] = [("integers", partial(partial_groups, integers))] if rows <= 192 else []
     for cut in cuts(outputs, inputs, rows):
-        label = f"wide {cut.outputs} s{cut.splits} w{cut.warps} d{cut.stages}"
-        ways.append((label, partial(partial_wide, parted, shape=cut)))
+        label = f"wide {cut.outputs} s{cut.splits} w{cut.warps} d{cut.stages} r{cut.registers}"
+        ways.append((label, partial(partial_wide, parted, cut=cut)))
     if DEVICE.type == "cuda":
         with suppress(Exception), compiled_together():  # what fails is met again below
             for _, run in ways:
@@ -96,7 +109,9 @@ def measure(name: str, rows: int, *, has_zeros: bool) -> list[dict[str, Any]]:
             print(f"   left out: {label}: {type(problem).__name__}", flush=True)
             continue
         error = float((result - wanted).norm() / wanted.norm())
-        assert error < 0.01, f"{name} {label} is off by {error:.4f}"
+        if not error < _MOST_ERROR:
+            print(f"   WRONG: {name} {label} is off by {error:.4f}", flush=True)
+            continue
         found.append({"way": label, "us": seconds_over(run, copies) * 1e6})
     if not has_zeros:
         own = []
@@ -128,17 +143,21 @@ def main() -> None:
                 found = measure(name, rows, has_zeros=has_zeros)
                 results += found
                 kind = "zeros" if has_zeros else "plain"
-                said = ", ".join(f"{one['way']} {one['us']:.1f}" for one in found)
+                own = [one for one in found if not one["way"].startswith("wide")]
+                wide = [one for one in found if one not in own]
+                shown = [*own, *wide[:1], *sorted(wide[1:], key=lambda one: one["us"])[:_SHOWN]]
+                said = ", ".join(f"{one['way']} {one['us']:.1f}" for one in shown)
                 print(f"{rows:4d} rows {name:8s} {kind}: {said}", flush=True)
                 if given.json:
                     document = {"device": device_name(), "results": results}
                     given.json.write_text(json.dumps(document, indent=1))
         x = torch.randn(rows, 4096 if DEVICE.type == "cuda" else 512, device=DEVICE, dtype=DTYPE)
-        own: dict[str, Callable[[Tensor], Any]] = {
+        laid: dict[str, Callable[[Tensor], Any]] = {
             "integer_rows": integer_rows,
             "parted_rows": partial(parted_rows, half=GROUP),
+            "parted_silu": lambda x: parted_silu(x.unsqueeze(0), GROUP, x.dtype),
         }
-        took = {label: round(seconds_over(run, [x, x]) * 1e6, 2) for label, run in own.items()}
+        took = {label: round(seconds_over(run, [x, x]) * 1e6, 2) for label, run in laid.items()}
         print(f"{rows:4d} rows laid out, us: {took}", flush=True)
 
 

@@ -53,7 +53,7 @@ class _Paragraphs(HTMLParser):
 def passages(texts: Path) -> list[str]:
     """Paragraphs of English prose, each once, in an order that depends on the texts alone."""
     found: dict[str, None] = {}
-    for path in sorted(texts.rglob("*.html")):
+    for path in filter(Path.is_file, sorted(texts.rglob("*.html"))):
         parser = _Paragraphs()
         parser.feed(path.read_text(encoding="utf-8", errors="replace"))
         for text in parser.found:

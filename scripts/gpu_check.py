@@ -1,9 +1,10 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
 python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] [--mixtures 20]
-    [--dtypes float32,bfloat16] [--drafts 0,3,auto]
+    [--dtypes float32,bfloat16] [--drafts 0,3,auto,copies]
 
-mimo*3 has three modules. Every setting by itself, then mixtures of them drawn at random; prompts
+mimo*3 has three modules; copies: every copy from the context that there is, right or wrong, beside
+requests that have none. Every setting by itself, then mixtures of them drawn at random; prompts
 are read a few at a time, beside those that decode. Exits 1 if a token differs in fp64 or fp32; for
 bf16 it is only said.
 """
@@ -14,13 +15,18 @@ import argparse
 import random
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.copying.drafts import MAX_COPIED, Copy
+from headstart.engine.auto.copies import PlannedRound
+from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.engine import Engine
+from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
 VARIANTS = (
@@ -58,7 +64,8 @@ EACH: list[dict[str, Any]] = [
     {**WARM, "logprobs": 5, "top_p": 0.95},
     {"temperature": 0, "logprobs": 20, "logprobs_mode": "processed"},
 ]
-DRAFTS: tuple[int | Literal["auto"], ...] = (0, 1, 2, 3, 4, 5, "auto")
+Drafts = int | Literal["auto", "copies"]
+DRAFTS: tuple[Drafts, ...] = (0, 1, 2, 3, 4, 5, "auto", "copies")
 _BATCHED = 96  # rows of a pass: some prompts are read while others decode
 
 
@@ -72,15 +79,38 @@ def settings(num_mixtures: int) -> list[SamplingParams]:
     return [SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **own}) for own in EACH + mixed]
 
 
+def take_all(policy: DraftPolicy) -> None:
+    """Whatever rounds cost: one draft of the head, and every copy that there is."""
+
+    def plan(
+        requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
+    ) -> PlannedRound:
+        head = {request: min(1, policy.room(request)) for request in requests}
+        return PlannedRound(head, {r: len(copy.tokens[:MAX_COPIED]) for r, copy in copies.items()})
+
+    policy.plan = policy.plan_round = plan  # type: ignore[assignment]
+
+
+def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:
+    """Prompts that hold what the model would write, changed here and there, and one without."""
+    plain = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * len(FIRST)
+    said, _ = answers(folder, source, dtype, 0, plain, FIRST)
+    changed = [[t + 1 if i % 9 == 8 else t for i, t in enumerate(own)] for own in said]
+    held = [[*begin, *own, *begin] for begin, own in zip(FIRST, changed, strict=True)]
+    return [*held, FIRST[-1]]
+
+
 def answers(
-    folder: Path, device: str, dtype: str, drafts: int | Literal["auto"],
-    params: list[SamplingParams],
+    folder: Path, device: str, dtype: str, drafts: Drafts, params: list[SamplingParams],
+    first: Sequence[list[int]],
 ) -> tuple[list[list[int]], Engine]:  # fmt: skip
     engine = Engine(
-        folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 26,
-        max_batched_tokens=_BATCHED, max_running_requests=16,
+        folder, device=device, dtype=dtype, speculate="auto" if drafts == "copies" else drafts,
+        kv_bytes=1 << 26, max_batched_tokens=_BATCHED, max_running_requests=16,
     )  # fmt: skip
-    prompts = [FIRST[number % len(FIRST)] for number in range(len(params))]
+    if drafts == "copies" and engine.policy is not None:
+        take_all(engine.policy)
+    prompts = [first[number % len(first)] for number in range(len(params))]
     results = engine.generate(prompts, params)
     engine.scheduler.check()
     return [result.outputs[0].token_ids for result in results], engine
@@ -95,8 +125,8 @@ def main() -> int:
     parser.add_argument("--drafts", default=",".join(map(str, DRAFTS)))
     given = parser.parse_args()
     device, params = given.device, settings(given.mixtures)
-    numbers: list[int | Literal["auto"]] = [
-        "auto" if word == "auto" else int(word) for word in given.drafts.split(",")
+    numbers: list[Any] = [
+        word if word in ("auto", "copies") else int(word) for word in given.drafts.split(",")
     ]
     failures = 0
     with tempfile.TemporaryDirectory() as work:
@@ -108,15 +138,27 @@ def main() -> int:
             folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)
             for dtype in given.dtypes.split(","):
                 source = "cpu" if dtype != "bfloat16" else device
-                reference, _ = answers(folder, source, dtype, 0, params)
+                asked = {False: FIRST}
+                if "copies" in numbers:
+                    asked[True] = to_copy_from(folder, source, dtype)
+                reference = {
+                    copies: answers(folder, source, dtype, 0, params, own)[0]
+                    for copies, own in asked.items()
+                }
                 for drafts in numbers:
-                    got, engine = answers(folder, device, dtype, drafts, params)
-                    same = got == reference
+                    copies = drafts == "copies"
+                    got, engine = answers(folder, device, dtype, drafts, params, asked[copies])
+                    same = got == reference[copies]
                     failures += not same and dtype != "bfloat16"
-                    rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
+                    rates: list[Any] = [
+                        round(rate, 2) for rate in engine.stats.acceptance.cumulative
+                    ]
+                    if copies:
+                        right, made = engine.stats.copied_accepted, engine.stats.copied_drafts
+                        rates = [f"{right} of {made} copied drafts right"]
                     verdict = "same" if same else "DIFFERENT"
                     by = engine.backend.name
-                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:4} {verdict:9} {rates}")
+                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:6} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

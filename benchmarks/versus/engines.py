@@ -142,6 +142,11 @@ class Vllm:
         while self.llm.llm_engine.has_unfinished_requests():
             self.llm.llm_engine.step()
 
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """A method of vLLM's workers, between two steps."""
+        found: list[Any] = self.llm.collective_rpc(method, args=args)
+        return found
+
     def facts(self) -> dict[str, Any]:
         config = self.llm.llm_engine.vllm_config
         found = {
@@ -151,6 +156,7 @@ class Vllm:
                  ("max_num_batched_tokens", "enable_chunked_prefill", "async_scheduling")),
                 (config.compilation_config, ("cudagraph_mode", "max_cudagraph_capture_size")),
                 (config.cache_config, ("num_gpu_blocks", "block_size")),
+                (config, ("use_v2_model_runner",)),
             )
             for name in names
         }  # fmt: skip

@@ -20,13 +20,19 @@ Key = tuple[str, str, str, tuple[int, ...]]  # module, parameter, dtype, shape
 
 
 def write_quickly(
-    shape: str, weights: str | None, out: Path, *, rate: float, active: int, without: str = "\0"
+    shape: str,
+    weights: str | None,
+    out: Path,
+    *,
+    rate: float,
+    active: int,
+    keeps: Callable[[str], bool] = lambda name: True,
 ) -> None:
     """Write `shape` with its projections in the format `weights`; None: as they are.
 
-    Tensors whose names begin with `without` are left out.
+    `keeps` says by name which tensors are written.
     """
-    stored_as = partial(_stored, weights=weights, without=without)
+    stored_as = partial(_stored, weights=weights, keeps=keeps)
     write_calibrated(shape, rate, out, active=active, stored_as=stored_as, overwrite=True)
 
 
@@ -35,9 +41,9 @@ def _stored(
     tensors: Mapping[str, TensorSource],
     *,
     weights: str | None,
-    without: str,
+    keeps: Callable[[str], bool],
 ) -> tuple[dict[str, Any], dict[str, TensorSource]]:
-    tensors = {name: source for name, source in tensors.items() if not name.startswith(without)}
+    tensors = {name: source for name, source in tensors.items() if keeps(name)}
     if weights is not None:
         config, tensors = quantized_copy(config, tensors, weights)
     first: dict[Key, TensorSource] = {}

@@ -39,8 +39,11 @@ class Desk:
         self._num_asked = 0
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
-        work = {"answer": self._answer, "first": self._first, "long": self._long}[job["kind"]]
-        return work(job, random.Random(job["seed"]))
+        jobs = {
+            "answer": self._answer, "first": self._first, "long": self._long, "swap": self._swap,
+            "call": self._call,
+        }  # fmt: skip
+        return jobs[job["kind"]](job, random.Random(job.get("seed", 0)))
 
     def _prompt(self, draw: random.Random, length: int) -> list[int]:
         return draw.choices(range(2, self._settings["active"] + 2), k=length)
@@ -104,6 +107,49 @@ class Desk:
             "quiet": seen.gaps(decoding, settled, arrived),
             "during": seen.gaps(decoding, arrived, first),
         }
+
+    def _call(self, job: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+        """A method of vLLM's workers."""
+        return {"found": self.driver.call(job["method"])}  # type: ignore[attr-defined]
+
+    def _swap(self, job: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+        """Another head while requests decode, read beforehand: gaps, and tokens of a round."""
+        call = self.driver.call  # type: ignore[attr-defined]
+        prompts = {}
+        seen = Arrivals()
+        for _ in range(job["requests"]):
+            prompt = self._prompt(draw, job["prompt"])
+            prompts[self._add(prompt, job["tokens"])] = prompt
+        names = list(prompts)
+
+        def run(until: int) -> tuple[float, float]:
+            """Steps until every answer has so many tokens, or as many as were asked for."""
+            began = time.perf_counter()
+            while any(seen.count(name) < min(until, job["tokens"]) for name in names):
+                seen.note(self.driver.step())
+            return began, time.perf_counter()
+
+        run(_SETTLED)
+        third = job["tokens"] // 3
+        before = run(third)
+        prepared = time.perf_counter()
+        call("headstart_prepare", job["head"])
+        while not all(one["is"] for one in call("headstart_is_prepared", job["head"])):
+            seen.note(self.driver.step())
+        swapped = time.perf_counter()
+        said = call("headstart_swap", job["head"])
+        done = time.perf_counter()
+        after = run(max(seen.count(name) for name in names) + third)
+        run(job["tokens"])
+        self.driver.abort(names)
+        for name, prompt in prompts.items():
+            self._check(prompt, seen.tokens(name))
+        return {
+            "said": said, "swap_seconds": done - swapped, "prepare_seconds": swapped - prepared,
+            "quiet": seen.gaps(names, *before), "preparing": seen.gaps(names, prepared, swapped),
+            "during": seen.gaps(names, swapped, after[1]),
+            "after": seen.gaps(names, done, after[1]),
+        }  # fmt: skip
 
     def _add(self, prompt: list[int], tokens: int) -> str:
         self._num_asked += 1

@@ -223,5 +223,9 @@ class DeviceRounds(ABC):
         """Time rounds of every number of drafts on the menu, before the first request."""
 
     @abstractmethod
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        """Seconds of trunk passes by their rows, where requests may have few and many; or none."""
+
+    @abstractmethod
     def bucket(self, count: int) -> int:
         """How many requests the captured round for `count` of them has room for."""

@@ -25,7 +25,12 @@ def run(
     *,
     model: Model,
     prompts: Annotated[
-        Path, typer.Option("--prompts", metavar="FILE", help="Prompts or conversations (JSONL).")
+        Path,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Prompts or conversations (JSONL); with --import also a folder that vLLM filled.",
+        ),
     ],
     out: Annotated[
         Path, typer.Option("--out", metavar="DATA", help="The dataset; an earlier one goes on.")

@@ -26,7 +26,16 @@ def run(
         typer.Option(
             "--key-file",
             metavar="FILE",
-            help="File with the server's push key; HEADSTART_PUSH_KEY holds it as well.",
+            help="File with the server's key; HEADSTART_PUSH_KEY holds it as well.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Option(
+            "--folder",
+            metavar="DIR",
+            help="For vLLM on another machine: a folder that both have under this name.",
             show_default=False,
         ),
     ] = None,
@@ -39,13 +48,14 @@ def run(
     from headstart.cli.progress import byte_progress
     from headstart.data.api_keys import push_key
     from headstart.heads.formats import open_head
+    from headstart.push.address import Address
     from headstart.push.sent_head import SentHead
-    from headstart.push.servers import Address, push
+    from headstart.push.servers import push
 
     found = open_head(local_folder(head))
     key = push_key(key_file, "--key-file")
     with byte_progress("push", SentHead.of(found).num_bytes) as report:
-        pushed = push(Address(server, timeout), found, key, report)
+        pushed = push(Address(server, timeout, folder), found, key, report)
     if json_output:
         say(json.dumps(dataclasses.asdict(pushed)))
         return

@@ -34,7 +34,7 @@ class Header:
     """dataset.json: the model that answered, how it was asked, what was kept."""
 
     headstart_dataset: int = FORMAT_VERSION
-    origin: str  # engine, server or import
+    origin: str  # engine, server, import or collected
     trunk_digest: str
     tokenizer_sha: str
     template_sha: str

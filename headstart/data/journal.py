@@ -32,7 +32,7 @@ _SYNC_SECONDS = 2.0  # a power cut costs at most the answers of this long
 class Asked:
     """How answers were asked for: the journal's header. All answers of a journal share it."""
 
-    origin: str  # engine, server or import
+    origin: str  # engine, server, import or collected
     trunk_digest: str
     tokenizer_sha: str
     template_sha: str

@@ -21,6 +21,7 @@ from headstart.data.dataset import Header
 from headstart.data.fingerprints import ABSENT, template_sha, tokenizer_sha
 from headstart.data.journal import JOURNAL_NAME, Answer, Asked, Journal, earlier_answers
 from headstart.data.prompt_reader import PromptReader
+from headstart.distill import collected
 from headstart.distill.dialogue import Dialogue, open_dialogues
 from headstart.distill.finish import finish
 from headstart.distill.imported import WARNING, Importer
@@ -49,6 +50,7 @@ class Plan:
     dialogues: list[Dialogue]
     num_known: int  # answers that are in the journal
     out: Path
+    prompts: Path  # where they were read
 
     @property
     def num_left(self) -> int:
@@ -121,9 +123,14 @@ def plan(
     if options.server is not None:
         require_httpx()
     checkpoint = open_runnable(local_folder(model))
-    conversations = read_conversations(prompts)[: options.limit]
     fields = checkpoint.config.fields
     origin = "import" if as_given else "engine" if options.server is None else "server"
+    if as_given and prompts.is_dir():
+        origin = collected.ORIGIN
+        conversations = collected.conversations(prompts, PromptReader(checkpoint))
+    else:
+        conversations = read_conversations(prompts)
+    conversations = conversations[: options.limit]
     asked = Asked(
         origin=origin,
         trunk_digest=trunk_digest(checkpoint),
@@ -135,7 +142,10 @@ def plan(
         seed=None if as_given else options.seed,
         chat_template_kwargs=options.chat_template_kwargs,
     )
-    if origin != "server" and ABSENT in (asked.template_sha, asked.tokenizer_sha):
+    if origin not in ("server", collected.ORIGIN) and ABSENT in (
+        asked.template_sha,
+        asked.tokenizer_sha,
+    ):
         raise DataError(
             f"{checkpoint.folder} has no tokenizer.json or no chat template (chat_template.jinja, "
             "or chat_template in tokenizer_config.json), so prompts cannot be put to it. Add the "
@@ -146,7 +156,7 @@ def plan(
         conversations, answers,
         samples=options.samples, goes_on_after_cut=options.keep_truncated or as_given,
     )  # fmt: skip
-    return Plan(checkpoint, asked, conversations, dialogues, len(answers), out)
+    return Plan(checkpoint, asked, conversations, dialogues, len(answers), out, prompts)
 
 
 def _known(out: Path, asked: Asked) -> list[Answer]:
@@ -187,6 +197,8 @@ def distill(
         if asker is not None:
             asker.ask(plan.dialogues, keep)
         num_new = journal.num_answers - plan.num_known
+    if plan.asked.origin == collected.ORIGIN:
+        options = replace(options, keep_truncated=True)
     header = finish(plan.out, options, asker.refused if asker is not None else {})
     acceptance = asker.acceptance if isinstance(asker, LocalAsker) else None
     return Outcome(header, num_new, acceptance)
@@ -207,6 +219,9 @@ def _asker(
     head: Path | None,
     warn: Callable[[str], None],
 ) -> Asker:
+    if plan.asked.origin == collected.ORIGIN:
+        reader = PromptReader(plan.checkpoint)
+        return collected.Importer(plan.prompts, reader, plan.asked.vocab_size)
     if plan.asked.origin == "import":
         warn(WARNING)
         return Importer(PromptReader(plan.checkpoint), options.chat_template_kwargs)

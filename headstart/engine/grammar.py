@@ -9,6 +9,7 @@ Device rounds take them as words of 32 tokens, other choices as flags: `TokenMas
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol, cast, runtime_checkable
@@ -18,6 +19,8 @@ import torch
 
 from headstart.errors import RequestError
 from headstart.sampling.masks import TokenMask, num_words
+
+_QUICK = 1e-4  # seconds of a mask, below which a copy that goes on behind it would cost more
 
 
 class Grammar(Protocol):
@@ -62,6 +65,7 @@ class GuardedGrammar:
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
         self._masks: list[TokenMask | None] = []  # after 0, 1, ... of `_drafts`
+        self._is_quick = True  # whether the first of them may as well be computed once more
         self._has_words, self.is_threaded = (False, False) if grammar is None else _kinds(grammar)
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
@@ -82,10 +86,14 @@ class GuardedGrammar:
     def _chain(self, drafts: Sequence[int]) -> list[TokenMask | None]:
         if self._drafts != list(drafts[: len(self._drafts)]):
             self._forget_drafts()
-        if not self._masks and drafts and self._looks_ahead(drafts):
+        if self._masks and not self._goes_on(drafts[len(self._drafts) :]):
+            return list(self._masks)
+        if drafts and self._is_quick and not self._drafts and self._looks_ahead(drafts):
             return list(self._masks)
         if not self._masks:
+            started = time.thread_time()
             self._masks = [self._allowed()]
+            self._is_quick = time.thread_time() - started < _QUICK
         for token in drafts[len(self._drafts) :]:
             ahead = self._ahead or self._run_ahead()
             self._ahead = None  # a token that does not fit may leave it anywhere
@@ -95,6 +103,11 @@ class GuardedGrammar:
             self._drafts.append(token)
             self._masks.append(ahead._allowed())
         return list(self._masks)
+
+    def _goes_on(self, drafts: Sequence[int]) -> bool:
+        """Whether the first of these, behind those that fit, fits as well."""
+        mask = self._masks[-1]
+        return bool(drafts) and (mask is None or mask.allows(drafts[0]))
 
     def _looks_ahead(self, drafts: Sequence[int]) -> bool:
         """Masks of a whole chain at once; where that fails, a copy shows behind which draft."""
@@ -193,7 +206,7 @@ class GuardedGrammar:
         return GuardedGrammar(copy, self._num_tokens, self.error)
 
     def _forget_drafts(self) -> None:
-        self._ahead, self._drafts, self._masks = None, [], []
+        self._ahead, self._drafts, self._masks, self._is_quick = None, [], [], True
 
     def _is_mask(self, mask: torch.Tensor | None) -> bool:
         return (

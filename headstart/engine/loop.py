@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headstart.backends.base import Backend, TrunkRows
+from headstart.backends.base import Backend, TrunkOutput, TrunkRows
 from headstart.engine.draft_sources import DraftSources
 from headstart.engine.flight import RoundOutcome
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
@@ -38,6 +38,7 @@ class Loop:
         self.policy = sources.policy if sources is not None else None
         self.stats = EngineStats()
         self.times = StepTimes(self.stats, self.policy)
+        self._read: TrunkOutput | None = None  # what this step's rows gave beside a round
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
@@ -50,17 +51,18 @@ class Loop:
             plan = self.rounds.fitting(plan)
         self._resume_hits(plan)
         rows = [work.rows(feeds_head=self.drafter is not None) for work in plan]
+        self._read = None
         updates = self._step_rounds(rows) if self.rounds is not None else []
         if not plan:
             return updates
         started = time.perf_counter()
         # one pass over prompts, newest tokens and drafts
-        joined = self.rounds.joined if self.rounds is not None else None
-        states, logits = self.backend.trunk_pass(rows) if joined is None else joined
+        is_read = self._read is not None
+        states, logits = self._read or self.backend.trunk_pass(rows)
         self._score_prompts(plan, states)
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
-        if joined is None:
+        if not is_read:
             requests, rows_run = [work.request for work in plan], sum(work.count for work in plan)
             self.times.trunk(requests, rows_run, time.perf_counter() - started)
         updates += [
@@ -102,11 +104,16 @@ class Loop:
             outcomes, is_launched = self.rounds.advance(chosen, rows, copies)
             # Before texts are made: the round under way waits for masks behind these tokens.
             accepted = [_accept(outcome.request, outcome.emitted.tokens) for outcome in outcomes]
+            self.rounds.begin_masks(_stuck(outcomes))
+            if rows and self.rounds.joined is None and self.rounds.is_waiting:
+                # The device reads prompts while the host makes masks, and the choice comes then.
+                self._read = self.backend.trunk_pass(rows)
             taking = list(zip(outcomes, accepted, strict=True))
             while self.rounds.is_drafting and len(updates) < len(taking):
                 updates.append(self._take(*taking[len(updates)]))
         finally:
             self.rounds.complete()
+        self._read = self._read or self.rounds.joined
         self.times.round(self.rounds.measured)
         updates += [self._take(*taken) for taken in taking[len(updates) :]]
         self._retire()
@@ -293,6 +300,11 @@ class Loop:
         request.finish_reason = "abort"
         self._close(request)
         self.stats.aborted += 1
+
+
+def _stuck(outcomes: Sequence[RoundOutcome]) -> set[Request]:
+    """Requests that nothing was allowed for: how they end is asked of their grammars."""
+    return {outcome.request for outcome in outcomes if any(t < 0 for t in outcome.emitted.tokens)}
 
 
 def _accept(request: Request, tokens: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ device, and the request enters the rounds without the host having seen that toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -138,12 +138,29 @@ class Rounds:
         """Whether `complete` would have to wait for drafts."""
         return self._flight is not None and self._device.is_drafting()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a round that was launched has to be given masks."""
+        return self._flight is not None and any(r.grammar is not None for r in self._requests)
+
+    def begin_masks(self, stuck: Collection[Request]) -> None:
+        """Begin with the masks of a round that waits, before it has drafts.
+
+        Called when grammars have accepted what the round before gave; those of `stuck` requests,
+        which were left without a token, are used elsewhere.
+        """
+        if self._flight is not None:
+            going = [r for r in self._flight.requests if r.finish_reason is None]
+            given = [r.grammar for r in going if r.grammar is not None and r not in stuck]
+            self._masks.begin(given)
+
     def complete(self) -> None:
         """Give a round that waits for them the masks of grammars.
 
         Called when grammars have accepted what the round before gave, while the trunk runs.
         """
         if self._flight is None or (drafted := self._device.drafted()) is None:
+            self._masks.finish()
             return
         asked = {
             index: (request.grammar, drafted[index])

@@ -21,6 +21,9 @@ from headstart.engine.state_cache import StatePlan
 # Waiting this long is worth one level of priority, for good: no request starves, and one that was
 # admitted for its age does not become the first victim again.
 _AGING_STEPS = 256
+# A prompt that goes on in a later pass is cut at multiples of so many rows, where passes are large:
+# libraries make a plan for every shape that they meet, so the shapes of chunks should come again.
+_CUT = 2048
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,14 @@ class Scheduler:
         if self._options.chunked_prefill:
             if request.is_scoring:  # the LM head over all rows costs up to as much as the trunk
                 budget = min(budget, max(1, self._max_rows // 2))
-            return min(left, budget)
+            return self._cut(request.num_computed, left, budget)
         return left if left <= budget or is_first else 0
+
+    def _cut(self, start: int, left: int, budget: int) -> int:
+        """Rows of a prompt that is read up to `start`; none where what fits is no whole part."""
+        if left <= budget or self._max_rows < 2 * _CUT:
+            return min(left, budget)
+        return max(0, (start + budget) // _CUT * _CUT - start)
 
     def _missing(self, request: Request, rows: int) -> int:
         """Blocks that the request lacks for these rows and the token they give."""

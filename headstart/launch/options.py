@@ -23,8 +23,8 @@ _POSITIVE = (
 LAST_PORT = 65535
 # Options that only say how to draft.
 _DRAFTING = (
-    "head", "draft_model", "draft_vocab", "token_map", "speculate_off_above", "schedule",
-    "adaptive",
+    "head", "draft_model", "draft_vocab", "token_map", "collect", "speculate_off_above",
+    "schedule", "adaptive",
 )  # fmt: skip
 
 
@@ -46,6 +46,10 @@ class LaunchOptions:
         metadata={"help": "draft vocabulary: the tokens that may be proposed (`headstart vocab`)"},
     )
     token_map: Path | None = field(default=None, metadata={"help": "the same as --draft-vocab"})
+    collect: Path | None = field(
+        default=None,
+        metadata={"help": "vLLM: folder for its answers with the trunk's states, to train on"},
+    )
     speculate_off_above: int | None = field(
         default=None, metadata={"help": "no drafting while more than this many requests run"}
     )

@@ -150,6 +150,11 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
             "engines take the original safetensors."
         )
     _refuse_second_drafter(options)
+    if options.collect is not None and engine != "vllm":
+        raise LaunchError(
+            f"--collect: {ENGINE_TITLES[engine]} has no place for it; vLLM alone has. Leave it "
+            "out, or let the server answer prompts: headstart distill --server."
+        )
     if options.speculate == 0:
         plan = Plan(engine, version, report, options, report.family, 0, {}, None)
         plan.notes.append("drafting is off: this is the plain server to compare with")

@@ -10,7 +10,7 @@ from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
-from headstart.launch.vllm_plugin import add_grafted, with_vocab
+from headstart.launch.vllm_plugin import add_grafted, with_plugin
 
 # Trunks with recurrent layers; their prefix cache needs states at block boundaries.
 HYBRID = (
@@ -58,7 +58,7 @@ def _speculation(plan: Plan) -> None:
     config["num_speculative_tokens"] = plan.k
     if plan.schedule:
         config["num_speculative_tokens_per_batch_size"] = _ranges(plan)
-    config |= with_vocab(plan)
+    config |= with_plugin(plan)
     plan.add("--speculative-config", json.dumps(config))
     add_grafted(plan)
 

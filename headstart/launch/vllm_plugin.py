@@ -1,4 +1,4 @@
-"""What our plugin adds to vLLM's command: a draft vocabulary, and heads beside a plain trunk."""
+"""What our plugin adds to vLLM's command: draft vocabularies, collecting, heads beside a trunk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,40 @@ from headstart.vllm_plugin.architectures import DRAFT_CLASSES
 from headstart.vllm_plugin.versions import NEWEST_RUN, OLDEST, why_not
 from headstart.vocab.files import read_one
 
+WORKER = "headstart.vllm_plugin.collect.Worker"
 _INSTALL = "pip install 'headstart[vllm]' in vLLM's environment"
 
 
-def with_vocab(plan: Plan) -> dict[str, Any]:
-    """Keys of the speculative config for a draft vocabulary; the rest goes to the plan."""
+def with_plugin(plan: Plan) -> dict[str, Any]:
+    """Keys of the speculative config for what the plugin is asked; the rest goes to the plan."""
+    asked: dict[str, str] = {}
+    keys = _with_vocab(plan, asked)
+    _with_collect(plan, asked)
+    if asked:
+        plan.add("--additional-config", json.dumps({SETTINGS: asked}))
+        _about_images(plan)
+    return keys
+
+
+def _with_collect(plan: Plan, asked: dict[str, str]) -> None:
+    folder = plan.options.collect
+    if folder is None:
+        return
+    plan.require(OLDEST, "collect", "Upgrade, or let it answer prompts: headstart distill.")
+    _require_release(plan, "collect")
+    asked["collect"] = str(folder.absolute())
+    plan.add("--worker-cls", WORKER)
+    if plan.options.docker:
+        given = folder.absolute()
+        plan.warnings.append(f"--docker: the folder must be mounted, too: -v {given}:{given}")
+    plan.notes.append(
+        f"collect: by Headstart's plugin ({_INSTALL}). What is asked and answered is written to "
+        f"{folder}, with states that take hidden_size x 2 bytes of GPU memory for each token of "
+        "the KV cache; lower --memory-fraction where that is not free"
+    )
+
+
+def _with_vocab(plan: Plan, asked: dict[str, str]) -> dict[str, Any]:
     path = plan.options.vocab_path
     if path is None:
         return {}
@@ -33,14 +62,12 @@ def with_vocab(plan: Plan) -> dict[str, Any]:
         _check_vocab(plan, option)
     else:
         plan.warnings.append(f"draft vocabulary: there is no file {path} on this machine")
-    asked = {SETTINGS: {"draft_vocab": str(path.absolute())}}
-    plan.add("--additional-config", json.dumps(asked))
+    asked["draft_vocab"] = str(path.absolute())
     plan.notes.append(
         f"draft vocabulary: by Headstart's plugin ({_INSTALL}; where VLLM_PLUGINS is set it must "
         "name headstart). It multiplies the listed rows of the LM head alone; vLLM's log says "
         "`headstart: ... drafts from N of M tokens`, else vLLM stops for lack of get_top_tokens"
     )
-    _about_images(plan)
     # Without it vLLM makes logits of the whole width for every draft.
     return {"use_local_argmax_reduction": True}
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from headstart.documents import misfit, parse_json
+from headstart.errors import ConfigError, first_line
 from headstart.files import read_plain, write_whole
 from headstart.learn.folder import Folder
 
@@ -134,15 +135,25 @@ class LearnedHeads:
 
 
 def _read(path: Path) -> list[LearnedHead]:
-    """What is there; nothing where it cannot be read: a server starts with its own head then."""
+    """What is there; ConfigError where it cannot be read: heads that it names would be removed."""
     try:
         found = parse_json(read_plain(path))
-    except (OSError, ValueError):
+        if not isinstance(found, list) or not all(_is_line(each) for each in found):
+            raise ValueError("it is no list of heads as this version writes them")
+    except FileNotFoundError:
         return []
-    if not isinstance(found, list):
-        return []
-    return [
-        LearnedHead(**each)
-        for each in found
-        if isinstance(each, dict) and misfit(LearnedHead, each) is None and len(each) == 6
-    ]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}, the record of learned heads, cannot be read ({first_line(error)}). Repair "
+            "it, or move it away: learning then begins anew and removes the heads beside it."
+        ) from None
+    return [LearnedHead(**each) for each in found]
+
+
+def _is_line(found: Any) -> bool:
+    names = [each.name for each in fields(LearnedHead)]
+    return (
+        isinstance(found, dict)
+        and sorted(found) == sorted(names)
+        and not misfit(LearnedHead, found)
+    )

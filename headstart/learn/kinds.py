@@ -19,22 +19,26 @@ _MOST = 512  # openings that are counted at once
 
 
 class Kinds:
-    """Counts openings; the rarest makes room for a new one (the space-saving algorithm)."""
+    """Counts openings; the rarest makes room for a new one (the space-saving algorithm).
+
+    A new opening takes over the count of the one that it replaces, so that it is not replaced next;
+    how much of a count was taken over is kept beside it and does not make a kind.
+    """
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, tuple[int, int]] = {}  # in all, and of that taken over
 
     def kind_of(self, prompt: object) -> str:
         """The kind of a prompt as it was given: a text, or a list of messages."""
         opening = opening_of(prompt)
         if not opening:
             return OTHER
-        known = self._counts.get(opening)
-        if known is None and len(self._counts) >= _MOST:
+        count, taken = self._counts.get(opening, (0, 0))
+        if not count and len(self._counts) >= _MOST:
             rarest = min(self._counts, key=lambda name: self._counts[name])
-            known = self._counts.pop(rarest)
-        self._counts[opening] = (known or 0) + 1
-        return opening if self._counts[opening] >= _OFTEN else OTHER
+            count = taken = self._counts.pop(rarest)[0]
+        self._counts[opening] = (count + 1, taken)
+        return opening if count + 1 - taken >= _OFTEN else OTHER
 
 
 def opening_of(prompt: object) -> str:

@@ -29,18 +29,20 @@ class LiveWatch:
         self._lock = threading.Lock()
         self._before: deque[Walked] = deque(maxlen=_KEPT)
         self._after: deque[Walked] = deque(maxlen=_KEPT)
+        self._num_after = 0  # answers since the last swap
         self._promise: float | None = None  # None: nothing to judge
 
     def observe(self, walked: Walked) -> None:
         if walked.tried:
             with self._lock:
                 self._after.append(walked)
+                self._num_after += 1
 
     def swapped(self, promise: float) -> None:
         """Another head serves, and promises a gain of first drafts."""
         with self._lock:
             self._before, self._after = self._after, deque(maxlen=_KEPT)
-            self._promise = promise
+            self._promise, self._num_after = promise, 0
 
     def taken_back(self) -> None:
         """The head before serves again."""
@@ -75,7 +77,7 @@ class LiveWatch:
         if promise is None or gain.answers < ENOUGH:
             return gain, None
         if gain.high >= _SHARE * promise:
-            if gain.answers == _KEPT:
+            if self._num_after >= _KEPT:
                 self._promise = None  # it has held for long enough
             return gain, None
         return gain, (

@@ -7,7 +7,7 @@ to `tell`, and what the server decided comes back through `served`.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ _REFRESH_SECONDS = 5.0
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
 _LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
+_WAKING = 0.1  # of the texts at rest, that must be new to learn again
 _MOST_BASE = 0.6
 
 
@@ -67,6 +68,9 @@ class LearningLoop:
         self._trained_seconds = self._check_seconds = 0.0
         self._failures, self._rate_share = 0, 1.0
         self._texts_at_rest: int | None = None
+        self._new_at_rest = 0  # texts that came since then
+        self._seen: set[int] = set()  # tokens of all texts
+        self._count_tokens(base.train)
         self._offered: Path | None = None
 
     @property
@@ -86,8 +90,9 @@ class LearningLoop:
             self._step()
         return True
 
-    def served(self, head: Path | None, *, is_offered: bool) -> None:
-        """The server serves the head that was offered, or (again) another one."""
+    def served(self, head: Path) -> None:
+        """The server serves this head: the one that was offered, or (again) another one."""
+        is_offered = head == self._offered
         if is_offered:
             self._training.adopt()
         else:
@@ -105,23 +110,27 @@ class LearningLoop:
         if now - self._refreshed < _REFRESH_SECONDS:
             return
         self._refreshed = now
-        num_new = self._store.refresh()
+        new = self._store.refresh()
         dropped = self._store.thin()
         if dropped:
             self._tell("thinned", {"dropped": dropped})
-        if not (num_new or dropped):
+        if not (new or dropped):
             return
+        self._new_at_rest += sum(not text.is_heldout for text in new)
         self._train = [text.record for text in self._store.split(is_heldout=False)]
         self._heldout = [text.record for text in self._store.split(is_heldout=True)]
         self._mix.replace(self._train)
-        self._training.learn_tokens(
-            {int(i) for record in (*self._train, *self._base.train) for i in record.ids}
-        )
+        self._count_tokens(text.record for text in new)
         self._tell("texts", {"train": len(self._train), "heldout": len(self._heldout),
                              "bytes": self._store.num_bytes})  # fmt: skip
         rested = self._texts_at_rest
-        if rested is not None and len(self._train) > 1.1 * rested:
+        if rested is not None and self._new_at_rest > _WAKING * rested:
             self._texts_at_rest, self._rate_share = None, 1.0
+
+    def _count_tokens(self, records: Iterable[Record]) -> None:
+        for record in records:
+            self._seen.update(record.ids.tolist())
+        self._training.learn_tokens(self._seen)
 
     def _step(self) -> None:
         started = self._clock()
@@ -175,7 +184,7 @@ class LearningLoop:
         self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
 
     def _renew_vocab(self, out: Path) -> None:
-        """Put a draft vocabulary beside the head where it is certainly better than the served."""
+        """Put the draft vocabulary beside the head: counted anew where that is certainly better."""
         if self._vocab is None:
             return
         recent, base = self._compared()
@@ -188,8 +197,9 @@ class LearningLoop:
                     [new_walks[r.id] for r in part if r.id in old_walks])
             for part in (recent, base)
         ]  # fmt: skip
-        if gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE):
-            write_vocab(new, out)
+        is_better = gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE)
+        write_vocab(new if is_better else self._vocab, out)  # a start takes the one of its head
+        if is_better:
             self._tell("vocab", {"reason": (
                 f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
                 f"answers): {out / FILE}, which the next start takes"
@@ -216,7 +226,7 @@ class LearningLoop:
         self._rate_share /= 2
         if self._rate_share < _LOWEST_RATE:
             self._start_anew()
-            self._texts_at_rest = len(self._train)
+            self._texts_at_rest, self._new_at_rest = len(self._train), 0
             self._tell("rests", {"reason": "no better head was found; more texts are awaited"})
 
     def _start_anew(self) -> None:

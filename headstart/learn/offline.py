@@ -80,7 +80,7 @@ def learn_offline(task: Task, minutes: float, say: Callable[[str], None]) -> Out
                 heads.add(offer["name"], offer["promise"])
                 heads.serve(offer["name"])
                 counts["swaps"] += 1
-                loop.served(None, is_offered=True)
+                loop.served(heads.path(offer["name"]))
         newest = heads.serving
     return Outcome(str(heads.path(newest.name)) if newest else None, **counts,
                    reason=told["reason"])  # fmt: skip

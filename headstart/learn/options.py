@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from headstart.errors import ConfigError
@@ -40,12 +41,14 @@ class LearnOptions:
     )
 
     def __post_init__(self) -> None:
-        if not self.learn_gigabytes > 0:
+        if not 0 < self.learn_gigabytes < math.inf:
             raise ConfigError(f"--learn-gigabytes is {self.learn_gigabytes}; give more than 0.")
         if not 0 <= self.learn_share <= 1:
             raise ConfigError(f"--learn-share is {self.learn_share}; give 0 to 1.")
-        if self.learn is None and any((self.learn_base, self.learn_options, self.learn_not_for)):
-            raise ConfigError("options of learning are given without --learn DIR; give it, too.")
+        changed = [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        if self.learn is None and changed:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+            raise ConfigError(f"{flags} is given without --learn DIR; give it, too.")
 
     def check_names(self, keys: tuple[str, ...]) -> None:
         """ConfigError for a name that no key has: what it was to protect would be collected."""

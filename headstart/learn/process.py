@@ -103,13 +103,11 @@ def _learn(task: Task, commands: SimpleQueue[dict[str, Any]]) -> None:
 
 
 def _obey(loop: Any, command: dict[str, Any]) -> None:
-    what, head = command["command"], command.get("head")
-    if what == "swapped":
-        loop.served(None, is_offered=True)
-    elif what == "refused":
+    if command["command"] == "serves":
+        loop.served(Path(command["head"]))
+    else:
+        assert command["command"] == "refused", command
         loop.refused()
-    elif what == "rolled back":
-        loop.served(Path(head) if head else None, is_offered=False)
 
 
 def _resident_bytes() -> int:

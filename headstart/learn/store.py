@@ -110,12 +110,10 @@ class Store:
     texts: dict[str, KeptText] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)  # file name -> bytes that were read
 
-    def refresh(self) -> int:
-        """Read new lines; returns how many texts are new."""
-        before = len(self.texts)
-        for path in sorted(self.folder.glob("*.jsonl")):
-            self._read_file(path)
-        return len(self.texts) - before
+    def refresh(self) -> list[KeptText]:
+        """Read new lines; returns the texts that are new."""
+        files = sorted(self.folder.glob("*.jsonl"))
+        return [text for path in files for text in self._read_file(path)]
 
     @property
     def num_bytes(self) -> int:
@@ -138,13 +136,15 @@ class Store:
         served = [path for path in files if path.name.startswith("served-")]
         done = [path for path in files if path not in served[-1:]]
         numbers = [number_of(path) for path in files if path not in served]
-        lines = []
+        lines, written = list[bytes](), set[str]()
         for path in done:
             for line in path.read_bytes().splitlines(keepends=True):
                 text = read_line(line)
-                if text is not None and text.id in kept:
+                if text is None or text.id in written:
+                    continue
+                if text.id in kept or text.id not in self.texts:  # written since `refresh`
                     lines.append(line)
-                    kept.discard(text.id)
+                    written.add(text.id)
         number = 1 + max(numbers, default=0)
         packed = self.folder / f"packed-{number:08d}.jsonl"
         data = b"".join(lines)
@@ -156,22 +156,23 @@ class Store:
         self.refresh()
         return before - len(self.texts)
 
-    def _read_file(self, path: Path) -> None:
+    def _read_file(self, path: Path) -> list[KeptText]:
         start = self._read.get(path.name, 0)
         try:
             with open(path, "rb") as file:
                 file.seek(start)
                 data = file.read()
         except FileNotFoundError:
-            return
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
+            return []
+        whole, new = data[: data.rfind(b"\n") + 1], []  # the rest is being written
         for line in whole.splitlines():
             text = read_line(line)
             if text is not None and text.id not in self.texts:
-                self.texts[text.id] = KeptText(
-                    text.record(), text.time, text.is_heldout, text.draw, len(line) + 1
-                )
+                kept = KeptText(text.record(), text.time, text.is_heldout, text.draw, len(line) + 1)
+                self.texts[text.id] = kept
+                new.append(kept)
         self._read[path.name] = start + len(whole)
+        return new
 
 
 def even_sample(texts: dict[str, KeptText], max_bytes: int) -> set[str]:

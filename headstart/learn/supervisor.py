@@ -1,6 +1,7 @@
 """Learning as a server has it: what was collected, the learner's process, swaps and rollbacks.
 
-Whatever goes wrong here is said in the log, and serving goes on with the head that it has.
+One thread swaps heads, takes them back and restarts the learner, so that these never meet. Whatever
+goes wrong here is said in the log, and serving goes on with the head that it has.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import HeadstartError, first_line
+from headstart.errors import first_line
 from headstart.learn.certainty import Walked
 from headstart.learn.child import Child, Pace
 from headstart.learn.collector import Collector, write_status
@@ -39,10 +40,13 @@ Swap = Callable[[Path], None]  # gives the running engine another head; raises w
 class Learning:
     """One server's learning, from start to end. Methods may be called in any thread."""
 
-    def __init__(self, options: LearnOptions, task: Callable[[Path], Task]):
-        """task: what the learner is started with, for the head that serves."""
+    def __init__(
+        self, options: LearnOptions, task: Callable[[Path], Task], *, shares_device: bool = True
+    ):
+        """task: what the learner is started with, for the head that serves. shares_device: whether
+        the learner runs on the device that serves."""
         assert options.learn is not None
-        self.options, self._task = options, task
+        self.options, self._task, self._shares_device = options, task, shares_device
         self.folder = Folder(options.learn)
         self._lock = self.folder.lock()
         self.heads = LearnedHeads(self.folder)
@@ -54,8 +58,9 @@ class Learning:
         self._child: Child | None = None
         self._pace: Pace | None = None
         self._swap: Swap | None = None
-        self._offered: tuple[str, dict[str, Any]] | None = None  # before there is an engine
-        self._end = threading.Event()
+        self._offered: tuple[str, dict[str, Any]] | None = None  # that is not swapped in yet
+        self._end, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="learn-watch", daemon=True)
         self._restarts = 0
         self._gone: int | None = None  # exit code of a learner that ended
         self.numbers: dict[str, Any] = {
@@ -75,7 +80,7 @@ class Learning:
 
     @property
     def renewed_vocab(self) -> Path | None:
-        """A draft vocabulary that was counted anew with the serving head."""
+        """The draft vocabulary that the serving head was checked with; none beside the first."""
         path = self.serving_path / FILE
         return path if path.is_file() else None
 
@@ -83,24 +88,22 @@ class Learning:
         """Start the learner; it loads its model while the caller loads its own."""
         self.collector.start()
         self._child = Child(self._task(self.serving_path), self._heard)
-        threading.Thread(target=self._watch, name="learn-watch", daemon=True).start()
+        self._thread.start()
 
     def wait_for_memory(self) -> None:
         """Where both use one device, until the learner has taken its memory: K/V gets the rest."""
         assert self._child is not None
-        if self.options.learn_device == "same" and not self._child.is_ready.wait(_LOAD_SECONDS):
+        if self._shares_device and not self._child.is_ready.wait(_LOAD_SECONDS):
             _log.warning("learning: the learner is not ready after %g s; its memory is not "
                          "counted", _LOAD_SECONDS)  # fmt: skip
 
     def attach(self, swap: Swap, is_busy: Callable[[], bool]) -> None:
-        """There is an engine now."""
-        self._swap = swap
-        assert self._child is not None
-        self._pace = Pace(self._send, self.options.learn_share, is_busy)
+        """There is an engine now; returns at once, so that the engine's thread may call it."""
+        share = self.options.learn_share if self._shares_device else 1.0
+        self._pace = Pace(self._send, share, is_busy)
         self._pace.start()
-        if self._offered is not None:
-            (name, promise), self._offered = self._offered, None
-            self._swap_to(name, promise)
+        self._swap = swap
+        self._wake.set()
 
     def may_keep(self, key: str | None) -> bool:
         """Whether what this API key sends may be collected."""
@@ -117,10 +120,13 @@ class Learning:
 
     def close(self) -> None:
         self._end.set()
+        self._wake.set()
         if self._pace is not None:
             self._pace.close()
         if self._child is not None:
             self._child.close()
+        if self._thread.is_alive():
+            self._thread.join(1.0)
         self.collector.close()
         self._write_status("stopped")
         self._lock.close()
@@ -158,7 +164,8 @@ class Learning:
         elif name == "checked":
             self._checked(event)
         elif name == "offer":
-            self._offer(event["name"], event["promise"])
+            self._offered = (event["name"], event["promise"])
+            self._wake.set()
         elif name in ("diverged", "failed", "rests"):
             numbers["state"] = "resting" if name == "rests" else "learning"
             numbers["failures"] += name != "rests"
@@ -170,7 +177,8 @@ class Learning:
         elif name == "ended":
             _log.error("learning: the learner failed: %s", event["reason"])
         elif name == "gone":
-            self._gone = event["code"]  # the watching thread starts another one
+            self._gone = event["code"]
+            self._wake.set()
 
     def _checked(self, event: dict[str, Any]) -> None:
         numbers = self.numbers
@@ -183,12 +191,6 @@ class Learning:
         numbers["curve"] = [*numbers["curve"][-199:], point]
         _log.info("learning: after %d steps %s", event["steps"], event["reason"])
 
-    def _offer(self, name: str, promise: dict[str, Any]) -> None:
-        if self._swap is None:
-            self._offered = (name, promise)
-        else:
-            self._swap_to(name, promise)
-
     def _swap_to(self, name: str, promise: dict[str, Any]) -> None:
         assert self._swap is not None and self._child is not None
         before, started = self.serving_name, time.monotonic()
@@ -196,10 +198,10 @@ class Learning:
             self.heads.add(name, promise)
             self._swap(self.heads.path(name))
             self.heads.serve(name)
-        except (HeadstartError, OSError, RuntimeError) as error:
+        except Exception as error:
             _log.warning("learning: head %s is not served (%s); head %s stays", name,
                          first_line(error), before)  # fmt: skip
-            self._swap_back(before)
+            self._give_back(before)
             self.numbers["failures"] += 1
             with contextlib.suppress(OSError):  # a disk that is full
                 self.heads.take_back(name, first_line(error), "refused")
@@ -207,44 +209,61 @@ class Learning:
             return
         self._live.swapped(float(promise.get("first_gain", 0.0)))
         self.numbers["swaps"] += 1
-        self._child.tell("swapped")
+        self._child.tell("serves", head=str(self.heads.path(name)))
         _log.info("learning: head %s serves instead of %s (%.2f s): %s", name, before,
                   time.monotonic() - started, promise["reason"])  # fmt: skip
 
-    def _swap_back(self, name: str) -> None:
-        """Make sure that this head serves, whatever became of the other."""
+    def _give_back(self, name: str) -> None:
+        """Make sure that this head serves, whatever became of the other; again until it does."""
         assert self._swap is not None
-        try:
-            self._swap(self.heads.path(name))
-        except (HeadstartError, OSError, RuntimeError) as error:
-            _log.error("learning: head %s could not be given back (%s)", name, first_line(error))
+        while not self._end.is_set():
+            try:
+                self._swap(self.heads.path(name))
+                return
+            except Exception as error:
+                _log.error("learning: head %s could not be given back (%s); it is tried again in "
+                           "%g s", name, first_line(error), _JUDGE_SECONDS)  # fmt: skip
+            self._end.wait(_JUDGE_SECONDS)
 
     def _watch(self) -> None:
-        """Judge the serving head by what is served, and write numbers for people."""
-        while not self._end.wait(_JUDGE_SECONDS):
-            if self._gone is not None:
-                self._restart(self._gone)
-            gain, reason = self._live.judge()
-            self.numbers["live"] = asdict(gain)
-            if reason is not None:
-                self._roll_back(reason)
-            self._write_status(self.numbers["state"])
+        """Until the end: swap, judge the serving head by what is served, and write numbers."""
+        while not self._end.is_set():
+            self._wake.wait(_JUDGE_SECONDS)
+            self._wake.clear()
+            try:
+                self._look()
+            except Exception:  # whatever it is, heads must still be judged
+                _log.exception("learning: an error that should not be")
+
+    def _look(self) -> None:
+        if self._end.is_set():
+            return
+        if self._swap is not None and self._offered is not None:
+            (name, promise), self._offered = self._offered, None
+            self._swap_to(name, promise)
+        if self._gone is not None:
+            self._restart(self._gone)
+        gain, reason = self._live.judge()
+        self.numbers["live"] = asdict(gain)
+        if reason is not None:
+            self._roll_back(reason)
+        self._write_status(self.numbers["state"])
 
     def _roll_back(self, reason: str) -> None:
         assert self._child is not None
         name, before = self.serving_name, self.heads.before
-        self._swap_back(before)
+        self._give_back(before)
         with contextlib.suppress(OSError):  # a disk that is full: a restart would find it again
             self.heads.take_back(name, reason)
         self._live.taken_back()
         self.numbers["rollbacks"] += 1
-        self._child.tell("rolled back", head=str(self.heads.path(before)))
+        self._child.tell("serves", head=str(self.heads.path(before)))
         _log.warning("learning: head %s is taken back, head %s serves again: %s", name, before,
                      reason)  # fmt: skip
 
     def _restart(self, code: int) -> None:
-        """By the thread that lives as long as the server: a child ends with the thread that
-        started it."""
+        """In the thread that lives as long as the server: the system ends a child with the thread
+        that started it."""
         self._gone = None
         self._restarts += 1
         if self._restarts > _RESTARTS:

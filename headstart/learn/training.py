@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ class HeadTraining:
         self._source = RememberedStates(InProcess(self.frozen), state_bytes)
         self._walked_heads = self._lm_heads(draft_vocab)
         self._taught_heads = self._walked_heads
-        self._taught_ids: frozenset[int] | None = None  # None: all
+        self._taught: torch.Tensor | None = None  # [V] places of the tokens, -1 outside; None: all
         self._learner = self._new_learner(self.frozen.master())
         self._serving = self._new_learner(self.frozen.master())
         self.num_steps = 0
@@ -70,18 +71,24 @@ class HeadTraining:
         """Compute losses over a part of the vocabulary, where all of it would take too long.
 
         On a CPU the LM head is most of a step. What texts never hold needs no gradient; tokens
-        with low ids, which are the common ones of most tokenizers, are kept to learn against.
+        with low ids, which are the common ones of most tokenizers, are kept to learn against. Both
+        distributions are taken over that part alone, as if there were no other tokens.
         """
         vocab = self.frozen.built.config.vocab
         if self.frozen.device.type != "cpu" or vocab <= _WHOLE_BELOW:
             return
-        if self._taught_ids is not None and seen <= self._taught_ids:
+        if self._taught is not None and bool((self._taught[list(seen)] >= 0).all()):
             return
         ids = set(seen)
         ids.update(itertools.islice((i for i in range(vocab) if i not in ids),
                                     max(0, _FEWEST_TAUGHT - len(ids))))  # fmt: skip
-        self._taught_ids = frozenset(ids)
-        self._taught_heads = self._lm_heads(sorted(ids))
+        part = torch.tensor(sorted(ids))
+        self._taught = torch.full((vocab,), -1)
+        self._taught[part] = torch.arange(len(part))
+        shared, *own = self._matrices()
+        self._taught_heads = (
+            LmHead.of(shared[part]), *(LmHead.of(shared[part], own=each[part]) for each in own)
+        )  # fmt: skip
 
     def step(self, records: Sequence[Record], rate: float) -> float:
         """One step of the optimiser; returns the loss. NotFinite leaves the weights as they are."""
@@ -93,7 +100,7 @@ class HeadTraining:
         counts = count(rows, self.options.num_depths)
         sums = Sums.zero(self.options.num_depths, self.frozen.device)
         for row in rows:
-            sums = sums + learn(self._learner, self._prepare(row), counts)
+            sums = sums + learn(self._learner, self._taught_batch(row), counts)
         loss = float(sums.total)
         if not math.isfinite(loss):
             self._learner.optimizer.zero_grad()
@@ -161,16 +168,26 @@ class HeadTraining:
             teacher_states(frozen.trunk, states, frozen.kind), frozen.trunk.rotary,
         )  # fmt: skip
 
+    def _taught_batch(self, row: Row) -> Batch:
+        """With the tokens' places in the part of the vocabulary that losses run over."""
+        batch = self._prepare(row)
+        return batch if self._taught is None else replace(batch, ids=self._taught[batch.ids])
+
     def _use(self, learner: Learner, lm_heads: tuple[LmHead, ...]) -> None:
         learner.lm_head, learner.own_lm_heads = lm_heads[0], lm_heads[1:]
 
     def _lm_heads(self, vocab_ids: Sequence[int] | None) -> tuple[LmHead, ...]:
         """The trunk's, then those of modules that have their own."""
         ids = None if vocab_ids is None else torch.tensor(vocab_ids)
-        weight, head = self.frozen.trunk.lm_head.matrix, self.frozen.built.head
+        weight, *own = self._matrices()
+        return (LmHead.of(weight, ids), *(LmHead.of(weight, ids, part) for part in own))
+
+    def _matrices(self) -> list[torch.Tensor]:
+        """[V, D] of the trunk's LM head, then of those that modules have."""
+        head = self.frozen.built.head
         assert head is not None
         own = [lm_head.matrix for lm_head in head.own_lm_heads]
-        return (LmHead.of(weight, ids), *(LmHead.of(weight, ids, part) for part in own))
+        return [self.frozen.trunk.lm_head.matrix, *own]
 
     def _new_learner(self, head: MTPHead) -> Learner:
         shared, *own = self._walked_heads

@@ -89,12 +89,14 @@ def build(
     with_head: bool = True,
     holds: Callable[[LoadedModel], Held] | None = None,
     draft_lm_head: bool = True,
+    with_layers: bool = True,
 ) -> LoadedModel:
     """Load trunk and head onto a device.
 
     `holds` is asked, with modules that have no memory yet, which weights stay as they are stored;
     the plain modules take them all. `draft_lm_head`: whether drafts go through the LM head that a
-    head may bring for them.
+    head may bring for them. Without `with_layers` the trunk has embedding, last norm and LM head
+    alone: enough for whom its states come from elsewhere.
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
@@ -111,8 +113,11 @@ def build(
     names = _trunk_names(checkpoint, stored.family)
     config = _tied_as_stored(config, checkpoint, names.lm_head)
     with torch.device("meta"):
-        trunk = Trunk(config, 1, kind)
+        trunk = Trunk(config if with_layers else replace(config, layers=()), 1, kind)
     tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
+    if not with_layers:
+        layers = names.layer.partition("{")[0]
+        tensors = {n: source for n, source in tensors.items() if not n.startswith(layers)}
     check_size(trunk, tensors)
     head = None if stored.head is None else head_modules(stored.head, config, layout)
     model = LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, ())

@@ -110,10 +110,13 @@ class Passage:
 
 
 class Chain:
-    """Row t sees the passage's rows up to t, and the entries that its own chain made since."""
+    """Row t sees the passage's rows up to t, and the entries that its own chain made since.
 
-    def __init__(self, passage: Passage):
-        self._passage = passage
+    rows [N]: the only ones of the passage's that go on; what is attended with has these N rows.
+    """
+
+    def __init__(self, passage: Passage, rows: torch.Tensor | None = None):
+        self._passage, self._rows = passage, rows
         self._own: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._own_entries: list[torch.Tensor] = []
 
@@ -126,17 +129,25 @@ class Chain:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self._passage.k is not None and self._passage.v is not None
-        self._own.append((k, v))
-        return chained_attention(
-            q, self._passage.k, self._passage.v,
+        self._own.append((self._among_all(k), self._among_all(v)))
+        result = chained_attention(
+            self._among_all(q), self._passage.k, self._passage.v,
             torch.stack([key for key, _ in self._own]),
             torch.stack([value for _, value in self._own]),
             self._passage.documents.lengths, window, sinks,
         ).flatten(1)  # fmt: skip
+        return result if self._rows is None else result[self._rows]
+
+    def _among_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """[N, ...] -> [T, ...], zeros where a row does not go on: attention costs little."""
+        if self._rows is None:
+            return rows
+        room = rows.new_zeros(self._passage.documents.num_rows, *rows.shape[1:])
+        return room.index_copy(0, self._rows, rows)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         known = self._passage.entries
-        assert known is not None
+        assert known is not None and self._rows is None
         self._own_entries.append(new)
         own = torch.stack(self._own_entries)
         return [Seen(rows, known[rows], own[:, rows]) for rows in self._passage.documents.slices]

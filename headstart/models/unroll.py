@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 
 from headstart.models.documents import Chain, Documents, Passage
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.streams import Joined
@@ -32,35 +34,52 @@ def unroll(
     *,
     num_depths: int,
     context: ChainContext = "prefix",
+    rows: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
     """States for the LM head, [T, D] for each depth; rows past a document's end mean nothing.
 
     embedded [T, D] are the rows' own tokens, states [T, D], or of all streams, what the head's
-    layout asks for.
+    layout asks for. rows [N], without repeats: the only ones whose deeper drafts are wanted. Others
+    are zeros where a chain of its own makes that possible, which saves their work.
     """
     positions = documents.positions(states.device)
     last = rotary.num_positions - 1
+    if context == "sequence" or rows is None or not len(rows) or not _goes_on_by_row(head):
+        rows = None
     passage = Passage(documents)
-    chain = Chain(passage)
+    chain = Chain(passage, rows)
     results, hidden = [], states
     for depth in range(1, num_depths + 1):
         repeats = max(0, depth - head.num_modules)
         if repeats == 0 or context == "sequence":
             passage = Passage(documents)
-            chain = Chain(passage)
+            chain = Chain(passage, rows)
             sees: Passage | Chain = passage
         else:
             sees = chain
-        normed, recycled = head.module(depth)(
+        given = (
             documents.ahead(embedded, depth),
             states if head.layout.topology == "parallel" and repeats == 0 else hidden,
             (positions + repeats).clamp_max(last),
-            rotary,
-            sees,
         )
+        if rows is None or sees is passage:
+            normed, recycled = head.module(depth)(*given, rotary, sees)
+        else:
+            found = head.module(depth)(*(each[rows] for each in given), rotary, sees)
+            normed, recycled = (
+                each.new_zeros(documents.num_rows, each.shape[1]).index_copy(0, rows, each)
+                for each in found
+            )
         results.append(normed)
         hidden = recycled
     return results
+
+
+def _goes_on_by_row(head: MTPHead) -> bool:
+    """Whether rows of the last module, which goes on by itself, need nothing of other rows but
+    keys and values."""
+    block = head.modules_[-1].block
+    return isinstance(block, DecoderLayer) and isinstance(block.attention, Attention)
 
 
 @torch.no_grad()

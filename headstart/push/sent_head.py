@@ -50,6 +50,14 @@ class SentHead:
         tensors = sum(source.num_bytes for source in self.sources)
         return LENGTH_BYTES + len(self.config) + len(self.tensors) + tensors
 
+    @property
+    def digest(self) -> str:
+        """Of all bytes, for a server that is given the head in another way."""
+        state = hashlib.sha256()
+        for part in self.parts():
+            state.update(part)
+        return digest_of(state)
+
     def parts(self) -> Iterator[bytes]:
         yield len(self.config).to_bytes(LENGTH_BYTES, "little")
         yield self.config

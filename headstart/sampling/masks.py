@@ -48,3 +48,11 @@ class TokenMask:
             assert self._words is not None
             self._flags = unpacked(self._words, self._num_tokens)
         return self._flags
+
+    def allows(self, token: int) -> bool:
+        """Whether it has the token; one that there is no bit for is not allowed."""
+        if self._words is not None:
+            at = token >> 5
+            return 0 <= at < len(self._words) and bool((int(self._words[at]) >> (token & 31)) & 1)
+        assert self._flags is not None
+        return 0 <= token < len(self._flags) and bool(self._flags[token])

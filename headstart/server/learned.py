@@ -12,7 +12,7 @@ from headstart.learn.certainty import counted
 from headstart.learn.supervisor import Learning
 from headstart.learn.texts import Text
 from headstart.server.channels import Job
-from headstart.server.worker import Worker
+from headstart.server.worker import CUT, Worker
 
 _SWAP_SECONDS = 60.0  # for the step that is running when a head is there
 _WHOLE = ("stop", "length")  # reasons of answers that ended as they should
@@ -24,13 +24,21 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
 
     def swap(folder: Path) -> None:
         prepared = engine.prepare_head(folder)
-        worker.between_steps(lambda own: own.swap_head(prepared)).result(_SWAP_SECONDS)
+        done = worker.between_steps(lambda own: own.swap_head(prepared))
+        try:
+            done.result(_SWAP_SECONDS)
+        except TimeoutError:
+            if not done.cancel():  # it has begun after all
+                done.result()
+                return
+            raise
 
     def finished(job: Job, result: Result) -> None:
         kind = job.learned_as
         assert kind is not None
         for output in result.outputs:
-            if output.finish_reason in _WHOLE and len(output.token_ids) > 1:
+            is_whole = output.finish_reason in _WHOLE and output.stop_reason != CUT
+            if is_whole and len(output.token_ids) > 1:
                 learning.finished(
                     kind, counted(kind, [output.stats.acceptance]),
                     partial(text_of, job, result, output, time.time()),

@@ -219,7 +219,10 @@ class Worker:
         result = engine.collect(open_job.job.id)
         self.metrics.request_finished(result)
         if self.on_result is not None and open_job.job.learned_as is not None:
-            self.on_result(open_job.job, result)
+            try:
+                self.on_result(open_job.job, result)
+            except Exception:  # learning never ends a request
+                _log.exception("an answer could not be handed to learning")
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from headstart.checkpoint.atomic import check_target
 from headstart.errors import TrainError, some
 from headstart.train.job import HEAD, Job
+from headstart.train.options import FROM_VLLM
 from headstart.train.run_folder import OPTIONS, RunFolder
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -28,7 +29,8 @@ def run_folders(
         )
     folders = {}
     for name, own in job.options.items():
-        inputs = (job.model, job.head, job.data, own.cache, own.draft_vocab)
+        states = None if own.states_from == FROM_VLLM else own.states_from
+        inputs = (job.model, job.head, job.data, own.cache, states, own.draft_vocab)
         given = tuple(Path(path) for path in inputs if path is not None)
         _check_apart(job.folder(name), given)
         whole = {"options": own.document(), **identity, "vocabulary": _sha(vocabs[name])}

@@ -67,12 +67,14 @@ def _trunk_only(model: LoadedModel) -> Held:
 
 
 def load_frozen_model(
-    checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str
-) -> FrozenModel:
+    checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str,
+    with_layers: bool = True,
+) -> FrozenModel:  # fmt: skip
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
     built = build(
-        checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only, draft_lm_head=False
-    )
+        checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only,
+        draft_lm_head=False, with_layers=with_layers,
+    )  # fmt: skip
     assert built.head is not None, "a plan without a head is refused"
     for module in (built.trunk, built.head):
         module.requires_grad_(False)

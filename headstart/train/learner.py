@@ -38,10 +38,12 @@ class _Drafting(nn.Module):
         documents: Documents,
         num_depths: int,
         context: ChainContext,
+        rows: Tensor | None,
     ) -> list[Tensor]:
         return unroll(
-            self.head, embedded, rotary, states, documents, num_depths=num_depths, context=context
-        )
+            self.head, embedded, rotary, states, documents,
+            num_depths=num_depths, context=context, rows=rows,
+        )  # fmt: skip
 
 
 class Learner:
@@ -90,9 +92,10 @@ class Learner:
         *,
         num_depths: int,
         context: ChainContext,
+        rows: Tensor | None = None,
     ) -> list[Tensor]:
-        """States for the LM head, [T, D] of each depth."""
-        arguments = (embedded, rotary, states, documents, num_depths, context)
+        """States for the LM head, [T, D] of each depth; see `unroll` for `rows`."""
+        arguments = (embedded, rotary, states, documents, num_depths, context, rows)
         masters = dict(self._module.named_parameters())
         if self.is_sharded or next(iter(masters.values())).dtype == self.dtype:
             result: list[Tensor] = self._module(*arguments)

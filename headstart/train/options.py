@@ -105,6 +105,9 @@ class TrainOptions:
     device: str = _option("auto", "cpu, cuda, or auto")
     dtype: str = _option("auto", "of computing: float32, bfloat16, float64, or auto by device")
     cache: str | None = _option(None, "folder of cached trunk states, filled on first use")
+    states_from: str | None = _option(
+        None, "`vllm`, or a folder that vLLM filled: the trunk's states are not computed here"
+    )
     cache_dtype: Literal["bf16", "fp32", "fp8"] = _option("bf16", "how cached states are stored")
     eval_every: int = _option(0, "steps between validations; 0: ten in the run")
     eval_limit: int = _option(128, "held-out records that are validated on")
@@ -129,11 +132,17 @@ class TrainOptions:
             raise ConfigError(f"warmup is {self.warmup}; give a share from 0 to below 1.")
         if self.batch_tokens == 0 and self.batch_sequences == 0:
             raise ConfigError("batch_tokens and batch_sequences are both 0; give one of them.")
+        if self.states_from is not None and self.cache is not None:
+            raise ConfigError(
+                "cache and states_from are both given; states that are not computed here are kept "
+                "in files already. Drop one."
+            )
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
 
+FROM_VLLM = "vllm"  # as `states_from`: vLLM computes them now
 _MAX_DEPTHS = 16  # what the engine drafts at most, so what can be scored and served
 _LEAST: Mapping[str, float] = {
     "num_depths": 1, "epochs": 1, "batch_tokens": 0, "batch_sequences": 0, "pack_tokens": 1,

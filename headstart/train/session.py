@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from headstart.data.records import Record
+from headstart.errors import DataError, some
 from headstart.train.checkpoints import Progress
 from headstart.train.folders import begin, common_step
 from headstart.train.frozen_model import FrozenModel, load_frozen_model
@@ -19,9 +20,11 @@ from headstart.train.head_run import HeadRun
 from headstart.train.job import Job
 from headstart.train.learner import Learner
 from headstart.train.losses.lm_head import LmHead
-from headstart.train.options import TrainOptions
+from headstart.train.options import FROM_VLLM, TrainOptions
 from headstart.train.parallel import World
 from headstart.train.plan import Plan, plan
+from headstart.train.states.elsewhere import Elsewhere, missing
+from headstart.train.states.extraction import extract
 from headstart.train.states.source import InProcess, StateSource, cached
 from headstart.train.tensorboard import TensorBoard
 from headstart.train.watching import Watch
@@ -56,7 +59,12 @@ def open_session(job: Job, world: World, device: str, watch: Watch, locks: ExitS
                 folder.lock(locks)
         planned.job.check()  # again: the lock's last holder may have finished
     job, options = planned.job, planned.job.shared
-    frozen = load_frozen_model(planned.checkpoint, job.head, device=device, dtype=options.dtype)
+    if options.states_from is not None and world.is_main:
+        _prepare_states(planned, watch)
+    frozen = load_frozen_model(
+        planned.checkpoint, job.head, device=device, dtype=options.dtype,
+        with_layers=options.states_from is None,
+    )  # fmt: skip
     for note in frozen.built.notes:
         watch.say(note)
     runs = [
@@ -109,8 +117,34 @@ def _learner(
     )  # fmt: skip
 
 
+def _prepare_states(planned: Plan, watch: Watch) -> None:
+    """States that are not computed here are there for every record, or are asked for now."""
+    records, folder = planned.records + planned.tested, _states_folder(planned.job)
+    if planned.job.shared.states_from == FROM_VLLM:
+        extract(planned.checkpoint.folder, records, folder, watch.say)
+    lacking = [record.id for record in missing(folder, records)]
+    if lacking:
+        raise DataError(
+            f"{folder} lacks the states of {len(lacking)} of {len(records)} records, such as "
+            f"{some(lacking)}. Give the folder that the dataset was made of, or --states-from "
+            f"{FROM_VLLM}."
+        )
+
+
+def _states_folder(job: Job) -> Path:
+    """What vLLM extracts stays beside the run, for the next one."""
+    given = job.shared.states_from
+    assert given is not None
+    if given != FROM_VLLM:
+        return Path(given)
+    assert job.out is not None
+    return job.out.with_name(f"{job.out.name}-states")
+
+
 def _states(planned: Plan, frozen: FrozenModel, world: World, watch: Watch) -> StateSource:
     options = planned.job.shared
+    if options.states_from is not None:
+        return Elsewhere(_states_folder(planned.job), frozen)
     if options.cache is None or planned.cache is None:
         return InProcess(frozen)
     watch.heeds_stops()

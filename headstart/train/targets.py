@@ -32,9 +32,11 @@ class Targets:
 
     places: Tensor  # [R] where the labels stand
     starts: tuple[Tensor, ...]  # per depth [R]: the row that predicts them, -1: none
+    chained: Tensor  # [N] rows that predict at any depth beyond the first, ascending
 
     def to(self, device: torch.device) -> Targets:
-        return Targets(self.places.to(device), tuple(s.to(device) for s in self.starts))
+        starts = tuple(s.to(device) for s in self.starts)
+        return Targets(self.places.to(device), starts, self.chained.to(device))
 
     @property
     def teachers(self) -> Tensor:
@@ -50,7 +52,8 @@ def targets(mask: Tensor, documents: Documents, num_depths: int) -> Targets:
     starts = tuple(
         torch.where(at >= depth + 1, places - depth - 1, -1) for depth in range(1, num_depths + 1)
     )
-    return Targets(places, starts)
+    chained = torch.cat([at.new_empty(0), *starts[1:]]).unique()
+    return Targets(places, starts, chained[chained >= 0])
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple
     ]
     depths = learner.draft(
         batch.embedded, batch.rotary, batch.states, batch.documents,
-        num_depths=num_drafts, context="prefix",
+        num_depths=num_drafts, context="prefix", rows=_drafting_rows(answers, batch),
     )  # fmt: skip
     scored = Scored(batch.states, batch.ids, batch.documents, answers)
     shared, *own = (
@@ -99,6 +99,16 @@ def walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple
     logits = DraftLogits(shared, learner.lm_head.vocab_ids, tuple(own))
     matches = answer_matches(depths, scored, answers, logits)
     return [(found.answer.category, walk(found, num_drafts)) for found in matches]
+
+
+def _drafting_rows(answers: Sequence[Answer], batch: Batch) -> torch.Tensor:
+    """Rows that rounds begin at: from the one that chose an answer's first token on."""
+    first = [batch.documents.starts[answer.document] + answer.start - 1 for answer in answers]
+    rows = [
+        torch.arange(start, start + answer.num_tokens)
+        for start, answer in zip(first, answers, strict=True)
+    ]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *rows]).to(batch.ids.device)
 
 
 def validated_answers(record: Record, document: int, max_len: int) -> list[Answer]:

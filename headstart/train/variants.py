@@ -17,8 +17,8 @@ from headstart.files import read_plain
 from headstart.train.options import ORDER_FIELDS, TrainOptions, changed, resolve
 
 SHARED_FIELDS = (
-    *ORDER_FIELDS, "device", "dtype", "cache", "cache_dtype", "shard", "eval_every", "eval_limit",
-    "save_every",
+    *ORDER_FIELDS, "device", "dtype", "cache", "cache_dtype", "states_from", "shard",
+    "eval_every", "eval_limit", "save_every",
 )  # fmt: skip
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 

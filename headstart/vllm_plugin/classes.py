@@ -19,6 +19,7 @@ from headstart.errors import ConfigError
 from headstart.vllm_plugin.architectures import why_no_vocab
 from headstart.vllm_plugin.logits import DraftLogits
 from headstart.vllm_plugin.settings import Settings, settings_of
+from headstart.vllm_plugin.state_table import table_of
 from headstart.vllm_plugin.stock import stock_class
 from headstart.vocab.files import read_one
 
@@ -48,12 +49,28 @@ def drafting_class(architecture: str, stock: Any) -> type:
         def __init__(self, *, vllm_config: Any, prefix: str = ""):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             settings = settings_of(vllm_config)
-            ids = _ids(settings, vllm_config.model_config.get_vocab_size())
-            self._draft_logits = replace_processors(self, ids, is_int8=settings.is_int8)
-            _say(architecture, settings, ids, vllm_config)
+            self._draft_logits: list[DraftLogits] = []
+            if settings.is_reduced:
+                ids = _ids(settings, vllm_config.model_config.get_vocab_size())
+                self._draft_logits = replace_processors(self, ids, is_int8=settings.is_int8)
+                _say(architecture, settings, ids, vllm_config)
+            self.headstart_table = table_of(self) if settings.collect is not None else None
+
+        def __call__(
+            self, input_ids: Any, positions: Tensor, hidden_states: Tensor, **others: Any
+        ) -> Any:
+            # Here and not in forward, which vLLM may compile.
+            if self.headstart_table is not None and input_ids is not None:
+                self.headstart_table.record(input_ids, positions, hidden_states)
+            return super().__call__(
+                input_ids=input_ids, positions=positions, hidden_states=hidden_states, **others
+            )
 
         def get_top_tokens(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             """What vLLM calls with `use_local_argmax_reduction`: tokens, no logits."""
+            if not self._draft_logits:
+                own: Tensor = _stock_tokens(stock)(self, hidden_states, *args, **kwargs)
+                return own
             with ExitStack() as stack:
                 for processor in self._draft_logits:
                     stack.enter_context(processor.choosing())
@@ -67,9 +84,13 @@ def drafting_class(architecture: str, stock: Any) -> type:
 
         def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
             loaded = super().load_weights(weights)
+            self.headstart_refill()
+            return loaded
+
+        def headstart_refill(self) -> None:
+            """Take the LM head's rows again, as far as it has any at the moment."""
             for processor in self._draft_logits:
                 processor.refill()
-            return loaded
 
     Drafting.__name__ = Drafting.__qualname__ = stock.__name__
     return Drafting
@@ -98,6 +119,16 @@ def replace_processors(
             "take the place of. Draft without one."
         )
     return ours
+
+
+def _stock_tokens(stock: Any) -> Any:
+    found = getattr(stock, "get_top_tokens", None)
+    if found is None:
+        raise ConfigError(
+            f"use_local_argmax_reduction is on, and vLLM's {stock.__name__} cannot choose tokens "
+            "by itself without a draft vocabulary. Leave it out of --speculative-config."
+        )
+    return found
 
 
 def _is_wanted(architecture: str, settings: Settings) -> bool:

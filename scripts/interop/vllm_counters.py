@@ -3,10 +3,11 @@
 First prints its versions as one JSON line. Then reads jobs from stdin, one JSON object per line
 ({"model": folder, "depth": K, "dtype": name, "given": token ids or null for the usual ones,
 "speculative": further keys of the speculative config, "engine": further arguments of LLM,
-"swapped": the folder of a head that is swapped in before the prompts, by our worker extension};
-K = 0 means without speculation), and answers each
-with one JSON line: the tokens of every prompt, the number of drafts, and how many were accepted at
-each depth (cumulative, as vLLM counts them) - or an error. One engine at a time, all in this
+"swapped": the folder of a head that is swapped in before the prompts, by our worker extension,
+"after": a worker's method that is called behind them}; K = 0 means without speculation), and
+answers each with one JSON line: the tokens of every prompt, the number of drafts, how many were
+accepted at each depth (cumulative, as vLLM counts them), and what the method returned - or an
+error. One engine at a time, all in this
 process, so that starting Python and importing vLLM is paid once.
 """
 
@@ -51,6 +52,7 @@ def run(
     speculative: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     swapped: str | None = None,
+    after: str | None = None,
 ) -> dict[str, Any]:
     from vllm import LLM, SamplingParams
 
@@ -75,9 +77,13 @@ def run(
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
     inputs = [{"prompt_token_ids": ids} for ids in given or prompts(vocab_size)]
     if swapped is not None:
-        llm.collective_rpc("headstart_swap", args=(swapped,))
+        [said] = llm.collective_rpc("headstart_swap", args=(swapped,))
+        if "error" in said:
+            raise ValueError(said["error"])
     outputs = llm.generate(inputs, sampling, use_tqdm=False)
     result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    if after is not None:
+        result["after"] = llm.collective_rpc(after)
     for metric in llm.get_metrics():
         if metric.name in COUNTERS:
             value = metric.values if hasattr(metric, "values") else metric.value

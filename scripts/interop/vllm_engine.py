@@ -28,6 +28,7 @@ class Served:
     tokens: list[list[int]]
     drafts: int = 0
     accepted: tuple[int, ...] = ()
+    after: Any = None  # what a worker's method returned, for each worker
 
     @property
     def counters(self) -> tuple[int, ...]:
@@ -68,11 +69,13 @@ class Engine:
         *,
         speculative: Mapping[str, Any] | None = None,
         swapped: Path | None = None,
+        after: str | None = None,
         **engine: Any,
     ) -> Served:
         """Greedy tokens with K = `depth` drafts (0: without speculation); the usual prompts, if
         none are given. Further keys are for vLLM's speculative config, and for its LLM; `swapped`
-        is a head that takes the place of the one that vLLM started with."""
+        is a head that takes the place of the one that vLLM started with, `after` a method of its
+        workers that is called at the end."""
         assert self._process.stdin is not None
         job = {
             "model": str(model.resolve()),
@@ -82,12 +85,16 @@ class Engine:
             "speculative": dict(speculative or {}),
             "engine": engine,
             "swapped": None if swapped is None else str(swapped.resolve()),
+            "after": after,
         }
         self._process.stdin.write(json.dumps(job) + "\n")
         answer = self._answer()
         if "error" in answer:
             raise EngineFailed(answer["error"].splitlines()[0])
-        return Served(answer["tokens"], answer.get("drafts", 0), tuple(answer.get("accepted", ())))
+        return Served(
+            answer["tokens"], answer.get("drafts", 0), tuple(answer.get("accepted", ())),
+            answer.get("after"),
+        )  # fmt: skip
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.engine_runs import ids_of, run
 from support.kernel_runs import BLOCK_BYTES, SIZES
 from support.long_runs import IS_LONG, unless_long
@@ -14,6 +15,10 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.device_rounds import CapturedRounds
+from headstart.backends.cuda.round_profile import copying_shapes
+from headstart.backends.cuda.rounds import run_round
+from headstart.backends.cuda.shapes import TrunkShape
 from headstart.copying.drafts import Copy
 from headstart.engine import core
 from headstart.engine.auto.copies import PlannedRound
@@ -36,7 +41,7 @@ def start(folder: Path, **settings: Any) -> Engine:
     return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
 
 
-def take_all(engine: Engine, *, drafts: int, confirmed: bool = False) -> None:
+def take_all(engine: Engine, *, drafts: int, confirmed: bool = False, copied: int = 8) -> None:
     """Whatever rounds cost: so many drafts of the head, and every copy that there is."""
     assert engine.policy is not None
 
@@ -44,7 +49,7 @@ def take_all(engine: Engine, *, drafts: int, confirmed: bool = False) -> None:
         requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
     ) -> PlannedRound:
         sure = frozenset(copies) if confirmed else frozenset[Request]()
-        return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, 8),
+        return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, copied),
                             confirmed=sure)  # fmt: skip
 
     engine.policy.plan_round = plan  # type: ignore[method-assign]
@@ -149,3 +154,73 @@ def test_rounds_copy_no_more_than_a_request_asks_for(
     assert max(k for k, _ in result.stats.rounds) == drafts
     assert (result.stats.copied_accepted > 0) == (drafts > 0)
     assert engine.stats.fast_rounds and not engine.stats.slow_rounds
+
+
+def squeezed(engine: Engine) -> set[int]:
+    """Rows of the passes in which only requests that copy had rows for what they copied."""
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds)
+    return {
+        part.rows for part in device.graphs._runs
+        if isinstance(part, TrunkShape) and part.rows and not part.groups
+    }  # fmt: skip
+
+
+def texts_of(folder: Path, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
+    return ids_of(run(plain, prompts, params))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    unless_long([{}], [{}, {"temperature": 0.7, "seed": 3}, {"temperature": 1.0, "top_p": 0.9}]),
+)
+def test_requests_that_copy_nothing_have_no_rows_for_copies(
+    folder: Path, prompts: list[list[int]], fields: dict[str, Any]
+) -> None:
+    beside = [*prompts, *([number, number + 9] for number in range(20, unless_long(21, 24)))]
+    engine, params = start(folder, max_running_requests=len(beside)), asked(**fields)
+    take_all(engine, drafts=1, copied=16)
+    results = run(engine, beside, params)
+    assert ids_of(results) == texts_of(folder, beside, params)
+    assert squeezed(engine) and max(squeezed(engine)) < len(beside) * 17
+    assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) > 8
+
+
+@pytest.mark.skipif(not IS_LONG, reason="takes long")
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_preemption_prefix_hits_and_aborts_change_no_text(
+    folder: Path, prompts: list[list[int]], drafts: int
+) -> None:
+    params = asked(temperature=0.8, seed=5)
+    plain = texts_of(folder, prompts, params)
+    engine = start(folder, kv_bytes=24 * BLOCK_BYTES)
+    take_all(engine, drafts=drafts, copied=16)
+    first = run(engine, prompts, params)
+    doomed = [engine.add([*prompt, 1], params) for prompt in prompts]
+    for _ in range(6):
+        engine.step()
+    for name in doomed:
+        engine.abort(name)
+    again = run(engine, prompts, params)
+    engine.scheduler.check()
+    assert ids_of(first) == ids_of(again) == plain
+    assert engine.stats.preemptions > 0 and engine.stats.cached_tokens > 0
+    assert engine.stats.copied_accepted > 0
+    assert engine.loop.sources is not None and not engine.loop.sources.copies._texts
+
+
+def test_rounds_that_are_compiled_at_the_start_are_those_that_run(folder: Path) -> None:
+    engine = start(folder, max_running_requests=2)
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds)
+    shapes = copying_shapes(device)
+    assert [(shape.count, shape.num_rows) for shape in shapes] == [(1, 9), (1, 17), (2, 9), (2, 17)]
+    with torch.inference_mode():
+        for shape in unless_long(shapes[-2:-1], shapes):
+            assert bool(shape.packed) == (shape.count > 1)
+            run_round(device.graphs.model, device.batch, shape)
+    assert device.batch.emitted[:, 0].tolist() == [0, 0], "no request takes part"

@@ -27,10 +27,10 @@ from headstart.engine.memory import MemoryNeeds, plan_memory, resolved_requests,
 from headstart.engine.options import EngineOptions
 from headstart.models.build import build
 
-# Tensors of passes that prompts join: ids and positions, slots, states, what attention gives; and
-# of each group its start, rows, `seen` and table.
-ROW = 2 * 8 + 4 + (2 * 64 + 2 * 16) * 4
-JOINED = (64 + 2048 + 64) * ROW + 64 * 4 * (3 + 9)
+# Tensors of passes that prompts join: ids, positions and sources, slots, states, what attention
+# gives; of each group its start, rows, `seen` and table; and places of a request's rows.
+ROW = 3 * 8 + 4 + (2 * 64 + 2 * 16) * 4
+JOINED = (64 + 2048 + 64) * ROW + 64 * 4 * (3 + 9) + 17 * 8
 WORK = WorkSizes(
     rounds=RoundSizes(max_requests=8, max_drafts=16, num_drafts=3, max_tokens=100), block_size=16,
     max_rows=1000,

@@ -129,9 +129,10 @@ def cut_for(requests: int, rows: int) -> Cut:
         return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
     if requests <= 4:
         return Cut(pieces=16, least=192, step=64, warps=4, stages=3)
+    if 8 < requests <= 16:  # about four programs of a usual context for each processor
+        return Cut(pieces=8, least=256, levels=4, step=64, warps=4, stages=3)
     if requests <= 32:
-        least = 256 if requests <= 8 else 1024 if requests <= 16 else 512
-        return Cut(pieces=8, least=least, step=64, warps=4, stages=3)
+        return Cut(pieces=8, least=256 if requests <= 8 else 512, step=64, warps=4, stages=3)
     if rows > 2:
         # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
         # has room for 5, 80 requests with 8 key/value heads run all at once.

@@ -99,8 +99,9 @@ class DecodeBatch:
         packed = None
         if packs:
             packed = PackedRows(
-                most_rows(sizes), max_blocks=max_blocks, hidden=config.hidden,
-                width=config.attended, dtype=dtype, device=device,
+                most_rows(sizes), places=sizes.max_requests * (sizes.max_drafts + 1),
+                max_blocks=max_blocks, hidden=config.hidden, width=config.attended, dtype=dtype,
+                device=device,
             )  # fmt: skip
         return cls(
             sizes.max_requests, max_drafts=sizes.max_drafts,

@@ -14,7 +14,7 @@ from torch import Tensor
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_repeat
-from headstart.backends.cuda.graphs import Graphs, RoundShapes
+from headstart.backends.cuda.graphs import COPIED, Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, mark
 from headstart.backends.cuda.mask_copies import MaskCopies
@@ -28,7 +28,7 @@ from headstart.backends.cuda.packed import (
     starts_of,
 )
 from headstart.backends.cuda.recurrent import RecurrentBatch, repeat, settle
-from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
+from headstart.backends.cuda.round_profile import BlankRounds, copying_shapes, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
@@ -49,7 +49,6 @@ from headstart.sampling.params import Row, SamplingParams
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
-_COPIED = (8, 16)  # drafts of a round in which a request copies
 _MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
 # Of prompts that wait: more are read in a pass of their own, in which all are read sooner than a
 # part of them beside each round would be; answers under way wait for that pass.
@@ -74,15 +73,15 @@ class CapturedRounds(DeviceRounds):
         self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
-        self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
-        self._max_rows = most_rows(sizes)
+        most = self._max_rows = most_rows(sizes)
+        self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, self.batch.window, max_rows=most)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
-        self._copied = 0  # the most drafts that a request copies in the next round,
-        self._has_copied = False  # and whether one could in the last
+        # The most drafts that a request copies in the next round, and how many requests may,
+        self._copied, self._copying, self._has_copied = 0, 0, False  # and whether one could before
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
         self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
@@ -152,24 +151,23 @@ class CapturedRounds(DeviceRounds):
         if not copies and not self._copied:
             return
         self.batch.give(copies)
-        self._copied = 0
-        if not copies:
-            return
         # A few sizes, so that few rounds are captured.
-        wanted = next((size for size in _COPIED if size >= most), self.sizes.copied)
-        self._copied = min(wanted, self.sizes.copied)
-        self._copied = min(self._copied, self._max_rows // self.bucket(len(self._params)) - 1)
+        sizes = (size for size in (*self.menu, *COPIED) if size >= most)
+        found = min(next(sizes, self.sizes.copied), self.sizes.copied)
+        self._copied, self._copying = found if copies else 0, len(copies)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
+        self.shapes.squeezes = self.joins_prompts and not rows  # beside prompts all have as many
         shape = self.shapes.pick(
             count, min(max(drafts), room), self._pending, needs, self._copied,
-            after_copies=self._has_copied,
+            copying=self._copying, after_copies=self._has_copied,
         )  # fmt: skip
         self._has_copied = self._copied > 0
         limits = [min(number, shape.num_drafts) for number in drafts]
-        most = self._last_drafts = max(*limits, self._copied)
+        copied = shape.num_rows - 1 if self._copied else 0
+        most = self._last_drafts = max(*limits, copied)
         if limits != self._limits:
             self._limits = limits
             self.batch.limit(limits)
@@ -181,10 +179,9 @@ class CapturedRounds(DeviceRounds):
             self._launch_parts(launched, shape, rows)
             return launched
         launched.began = mark(self.backend.device)
-        is_replay = self.graphs.run(shape)
+        is_replay = self.graphs.run(shape) and not shape.num_copied
         # Rounds that process logits would say too much of what usual ones cost.
-        is_usual = self.shapes.is_usual(shape, most) and not self._copied
-        if is_replay and needs == PLAIN and is_usual:
+        if is_replay and needs == PLAIN and self.shapes.is_usual(shape, most):
             launched.shape = shape
         self._end(launched, shape)
         return launched
@@ -287,13 +284,16 @@ class CapturedRounds(DeviceRounds):
         usual = [RoundShape.usual(size, self.sizes.num_drafts) for size in self.graphs.sizes()]
         shapes = profiled_shapes(self) if self.menu else usual
         if self.backend.device.type == "cuda":
-            compile_all(self, shapes)
+            compile_all(self, shapes, copying_shapes(self))
         # Those of the menu are captured while timed. The largest comes first: its scratch memory
         # serves the others.
         for shape in [] if self.menu else reversed(usual):
             for _ in range(2):  # as it is; then captured
                 self.graphs.run(shape)
         rehearse(self)
+
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        return tuple(sorted(self.pass_seconds.items()))
 
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:

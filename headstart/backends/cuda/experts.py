@@ -19,6 +19,7 @@ from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts, group_terms
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
+from headstart.backends.cuda.kernels.moe_wide_groups import takes_wide_experts, wide_group_terms
 from headstart.backends.cuda.kernels.routing import Routing, choose_experts
 from headstart.backends.cuda.quantized_experts import HeldExperts, experts_of
 from headstart.models.feed_forward import MLP, MoE
@@ -77,6 +78,8 @@ def terms_of(
     rows, choices = chosen.shape
     assert not limit or isinstance(weights, ExpertWeights), "others are dequantised"
     if isinstance(weights, GroupExperts):
+        if takes_wide_experts(rows, weights, x.dtype):
+            return wide_group_terms(x, chosen, shares, weights)
         return group_terms(x, chosen, shares, weights)
     is_few = is_without_tiles(rows, choices, weights)
     if isinstance(weights, Fp8Experts):

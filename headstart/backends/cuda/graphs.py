@@ -18,7 +18,7 @@ import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows
+from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows, squeezed_rows
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
@@ -27,6 +27,7 @@ from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, 
 _MOST_GRAPHS = 512
 _PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
 _AS_LARGE = 2  # up to so many times as large
+COPIED = (8, 16)  # drafts of requests that copy, where those of a round are too few
 _COARSE_SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 _PACKED_PATIENCE = 32  # the same for packed passes, of which there are many
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -49,6 +50,10 @@ class Graphs:
     @property
     def has_head(self) -> bool:
         return self.model.head is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self._batch.lengths.device
 
     def sizes(self) -> list[int]:
         """Numbers of requests that rounds are captured for."""
@@ -169,16 +174,18 @@ class RoundShapes:
     window: int  # tokens that the head may be behind while no request drafts
     menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
     widest: int = 0  # tokens that it may be behind after many drafts, where that is more
+    max_rows: int = 1 << 30  # of all requests that there is memory for
+    squeezes: bool = False  # whether requests of a round may have different numbers of rows
     _wanted: Counter[RoundShape] = field(default_factory=Counter)
 
     def pick(
         self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0,
-        *, after_copies: bool = False,
+        *, copying: int = 0, after_copies: bool = False,
     ) -> RoundShape:  # fmt: skip
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
 
-        `copied`: drafts of a request at most, where more are copied than the head makes;
-        `after_copies`: whether that was so in the round before.
+        `copied`: drafts of a request at most, where more are copied than the head makes, which so
+        many requests may do (`copying`); `after_copies`: whether any did in the round before.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
         a round reads as much as the one before gave. Where K falls by one step of the menu, the
@@ -190,7 +197,8 @@ class RoundShapes:
             drafts, head_rows = 0, 0
         elif (copied or after_copies) and pending > drafts + 1:
             # Copied tokens come many at a time: the head reads them, and drafts as it would.
-            head_rows = self._late_rows(pending)
+            most_read = COPIED[0] + 1
+            head_rows = most_read if pending <= most_read else self._late_rows(pending)
         elif self.is_late(most, pending):
             above = next((number for number in self.menu if number > drafts), 0)
             if most > 1 and pending <= above + 1:
@@ -199,8 +207,29 @@ class RoundShapes:
                 drafts, head_rows = min(1, most), self._late_rows(pending)
         else:
             head_rows = drafts + 1 if most or copied else 0
-        more = max(0, copied - drafts)
-        return self._captured(RoundShape(self.graphs.bucket(count), drafts, head_rows, needs, more))
+        more, packed = self._more_rows(count, drafts, copied, copying, needs)
+        size = self.graphs.bucket(count)
+        return self._captured(RoundShape(size, drafts, head_rows, needs, more, packed))
+
+    def _more_rows(
+        self, count: int, drafts: int, copied: int, copying: int, needs: SamplingNeeds
+    ) -> tuple[int, int]:
+        """Drafts beyond the head's for which there is room, and rows of the pass where squeezed.
+
+        Only requests that copy have rows for them, unless all have as many in any case.
+        """
+        size = self.graphs.bucket(count)
+        for total in (copied, *(number for number in reversed(COPIED) if number < copied)):
+            more = max(0, total - drafts)
+            if not more:
+                break
+            whole, own = size * (drafts + 1 + more), count * (drafts + 1) + copying * more
+            packed = squeezed_rows(own, self.graphs.device) if self.squeezes else whole
+            # Logits that are processed are made of all rows that a request could have.
+            held = whole if needs.processes or needs.has_logprobs else packed
+            if min(held, whole) <= self.max_rows:
+                return more, packed if packed < whole else 0
+        return 0, 0
 
     def is_late(self, most: int, pending: int) -> bool:
         """Whether the head has more to read than rounds with up to `most` drafts let it."""
@@ -209,10 +238,11 @@ class RoundShapes:
     def is_usual(self, shape: RoundShape, most: int) -> bool:
         """Whether its time says what rounds with up to `most` drafts cost.
 
-        Not where the head reads a whole window, nor where a larger round runs once more than was
-        wanted: that may take less than one in which all rows are there.
+        Not where the head reads more than it usually does, nor where a larger round runs once more
+        than was wanted: that may take less than one in which all rows are there.
         """
-        return shape.head_rows < self.window and shape.num_drafts <= self._on_menu(most)
+        is_read = shape.head_rows in (0, shape.num_drafts + 1) and shape.head_rows < self.window
+        return is_read and shape.num_drafts <= self._on_menu(most)
 
     def _late_rows(self, pending: int) -> int:
         """Rows of the head that read so much, where it is late."""

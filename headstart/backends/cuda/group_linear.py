@@ -29,12 +29,13 @@ from headstart.backends.cuda.kernels.groups import (
     shape_for,
 )
 from headstart.backends.cuda.kernels.wide_groups import (
+    MOST_WIDE,
     PartedRows,
     parted_rows,
     parted_silu,
     partial_wide,
     takes_wide,
-    wide_shape,
+    wide_cut,
 )
 from headstart.models.quantized import GroupLinear
 
@@ -103,8 +104,8 @@ class KernelGroups(KernelLinear):
         if not self._is_copied(len(x)):
             rows = self._rounded(x)
             if isinstance(rows, PartedRows):
-                shape = replace(wide_shape(outputs, inputs, len(x)), splits=1)
-                return partial_wide(rows, packed, shape)[0].to(x.dtype)
+                cut = replace(wide_cut(outputs, inputs, len(x)), splits=1)
+                return partial_wide(rows, packed, cut)[0].to(x.dtype)
             shape = replace(shape_for(outputs, inputs, len(x)), splits=1)
             return partial_groups(rows, packed, shape)[0].to(x.dtype)
         x, each = self._gathered(x), copied_rows(inputs)
@@ -138,7 +139,10 @@ class KernelGroups(KernelLinear):
 
     def _is_copied(self, rows: int) -> bool:
         """Whether so many are multiplied by a copy in their type."""
-        return rows > MAX_ROWS and not takes_wide(self.packed, rows, self.dtype)
+        packed = self.packed
+        if takes_wide(packed, MOST_WIDE, self.dtype):
+            return rows > MOST_WIDE
+        return rows > MAX_ROWS
 
     def _gathered(self, x: Tensor) -> Tensor:
         return x if self.inputs is None else x[:, self.inputs]

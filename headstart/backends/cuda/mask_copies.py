@@ -21,19 +21,20 @@ class MaskCopies:
     def copy(
         self, masks: Mapping[int, Sequence[np.ndarray | None]], rows: int, *, count: int
     ) -> None:
-        """Of some of `count` requests, by index: words of 32 tokens for each of their `rows` rows.
+        """Of some of `count` requests, by index: words of 32 tokens for the first of their rows.
 
-        None allows all tokens. Rows without a mask are after a draft that does not fit.
+        Each request has `rows` of them. None allows all tokens. Rows without a mask are after a
+        draft that does not fit: nothing is taken from them, and they keep what they had.
         """
         words = self._masks.shape[1]
-        host = self._space(len(masks) * rows * words).view(len(masks), rows, words)
-        for own, found in zip(host.numpy(), masks.values(), strict=True):
-            for row, mask in enumerate(found):
-                own[row] = -1 if mask is None else mask
-            own[len(found) :] = -1
-        indices, target = torch.tensor(list(masks)), self._masks[: count * rows]
+        places = [index * rows + row for index, own in masks.items() for row in range(len(own))]
+        host = self._space(len(places) * words).view(len(places), words)
+        found = (mask for own in masks.values() for mask in own)
+        for own, mask in zip(host.numpy(), found, strict=True):
+            own[:] = -1 if mask is None else mask
+        indices, target = torch.tensor(places), self._masks[: count * rows]
         if self._stream is None:
-            target.view(-1, rows, words)[indices] = host
+            target[indices] = host
             return
         with torch.cuda.stream(self._stream):
             new = host.to(self._masks.device, non_blocking=True)
@@ -42,12 +43,13 @@ class MaskCopies:
         torch.cuda.current_stream().wait_event(self._arrived)
         for part in (new, at):
             part.record_stream(torch.cuda.current_stream())
-        target.view(-1, rows, words)[at] = new
+        target[at] = new
 
     def _space(self, size: int) -> Tensor:
         """So many int32, pinned for a GPU and kept: new ones would take longer to get."""
         if self._arrived is not None:
             self._arrived.synchronize()  # of a round that has ended, but for one that failed
         if self._room.numel() < size:
-            self._room = torch.empty(size, dtype=torch.int32, pin_memory=self._stream is not None)
+            more = max(size, 2 * self._room.numel())  # the next batch may be larger still
+            self._room = torch.empty(more, dtype=torch.int32, pin_memory=self._stream is not None)
         return self._room[:size]

@@ -26,6 +26,7 @@ MOST_GROUPS = 64
 MOST_JOINED_ROWS = MOST_GROUPS * GROUP_ROWS
 # Sizes that passes are captured for: a few rows more than there are cost less than another capture.
 FINE, _COARSE, _FINE_UP_TO = 64, 128, 1024
+_FEW = 256  # rows up to which a round has a size for each step
 # Of these some are captured at the start, each at most so much larger than the one before, so that
 # a pass need not wait for its own.
 AS_MANY_ROWS = 1.25
@@ -47,6 +48,12 @@ def captured_rows(rows: int, device: torch.device) -> int:
     if device.type == "cpu":
         step = _INTERPRETED
     return -(-rows // step) * step
+
+
+def squeezed_rows(rows: int, device: torch.device) -> int:
+    """The same of a round in which requests have different numbers of rows: fewer sizes."""
+    step = 2 * FINE if rows > _FEW and device.type != "cpu" else 1
+    return captured_rows(-(-rows // step) * step, device)
 
 
 def captured_sizes(device: torch.device) -> list[int]:
@@ -93,12 +100,13 @@ def best_rows(own: int, wanted: int, seconds: Mapping[int, float]) -> int:
 class PackedRows:
     """Room for a pass with `decode_rows` of a round and `MOST_JOINED_ROWS` others.
 
-    `width`: what attention gives for a row at most; `max_blocks`: of a request.
+    `width`: what attention gives for a row at most; `max_blocks`: of a request; `places`: rows that
+    all requests of a round have at most.
     """
 
     def __init__(
-        self, decode_rows: int, *, max_blocks: int, hidden: int, width: int, dtype: torch.dtype,
-        device: torch.device,
+        self, decode_rows: int, *, places: int = 0, max_blocks: int, hidden: int, width: int,
+        dtype: torch.dtype, device: torch.device,
     ):  # fmt: skip
         most = captured_rows(decode_rows + MOST_JOINED_ROWS, device)
 
@@ -111,6 +119,9 @@ class PackedRows:
         self.counts = numbers(torch.int32, MOST_GROUPS)  # rows of it,
         self.seen = numbers(torch.int32, MOST_GROUPS)  # the slot of the first; -1: no group
         self.tables = numbers(torch.int32, MOST_GROUPS, max_blocks)
+        # Where requests of a round have different numbers of rows: the place of a row among as many
+        # of each, and the row at each place.
+        self.sources, self.places = numbers(torch.int64, most), numbers(torch.int64, places)
         self.stream, self.normed = numbers(dtype, most, hidden), numbers(dtype, most, hidden)
         # Blank rows are written by no kernel, and keep what finite numbers were there.
         self.attended = numbers(dtype, most, width)
@@ -123,7 +134,8 @@ class PackedRows:
     def row_bytes(self) -> int:
         """What a row more takes."""
         by_row = (
-            self.ids, self.positions, self.kv_slots, self.stream, self.normed, self.attended,
+            self.ids, self.positions, self.kv_slots, self.sources, self.stream, self.normed,
+            self.attended,
         )  # fmt: skip
         return sum(tensor[:1].nbytes for tensor in by_row)
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from headstart.backends.base import CacheSizes
+from headstart.backends.cuda.graphs import COPIED
 from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.cuda.sampling import PLAIN
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import SizeTimes
 
@@ -34,6 +36,22 @@ def profiled_shapes(rounds: CapturedRounds) -> list[RoundShape]:
         shapes += [RoundShape.usual(size, drafts) for drafts in rounds.menu]
         shapes += [RoundShape(size, drafts, rounds.window) for drafts in (0, 1)]
     return shapes
+
+
+def copying_shapes(rounds: CapturedRounds) -> list[RoundShape]:
+    """Rounds in which some requests copy, of which the kernels are compiled at the start.
+
+    Where requests may have different numbers of rows, which these kernels are for.
+    """
+    if not (rounds.sizes.copied and rounds.joins_prompts):
+        return []
+    drafts, found = min(1, rounds.sizes.num_drafts) if rounds.graphs.has_head else 0, []
+    for size in _timed_sizes(rounds):
+        for total in (count for count in COPIED if count <= rounds.sizes.copied):
+            packed = size * (drafts + 1) + 1 if size > 1 else 0
+            rows = min(COPIED) + 1 if rounds.graphs.has_head else 0
+            found.append(RoundShape(size, drafts, rows, PLAIN, total - drafts, packed))
+    return found
 
 
 def _timed_sizes(rounds: CapturedRounds) -> list[int]:

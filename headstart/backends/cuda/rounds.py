@@ -18,6 +18,7 @@ from headstart.backends.cuda.drafting import adjusted_drafts, run_drafts
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_round_recur
 from headstart.backends.cuda.forward import Rows
+from headstart.backends.cuda.kernels.attention import Packed
 from headstart.backends.cuda.kernels.inputs import noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
 from headstart.backends.cuda.kernels.rejection import accept_drafts, follow, shares_of
@@ -28,6 +29,7 @@ from headstart.backends.cuda.kernels.rounds import (
     trunk_rows,
 )
 from headstart.backends.cuda.kernels.sampling import Adjusted, adjust, draw, remember
+from headstart.backends.cuda.kernels.squeezed import squeeze_trunk_rows
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.shapes import ChoiceShape, RoundShape, TrunkShape
@@ -45,8 +47,14 @@ def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
 
     Their states are left in the batch.
     """
-    ids, where = (_packed_rows if shape.rows else _round_rows)(model, batch, shape)
+    place = _round_rows
+    if shape.rows:
+        place = _packed_rows if shape.groups else _squeezed_rows
+    ids, where = place(model, batch, shape)
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
+    if shape.rows and not shape.groups:
+        _spread(model, batch, shape, stream, normed)
+        return
     # There is room for more requests than decode, and so for more of their rows than the pass has.
     own = min(shape.count * (shape.num_drafts + 1), len(ids))
     batch.normed[:own] = normed[:own]
@@ -99,6 +107,37 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
     return ids, Rows(positions, kv_slots, attend)
 
 
+def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
+    """The same without prompts, and with as many rows of each request as it has drafts."""
+    packed, count, rows = batch.packed, shape.count, shape.num_drafts + 1
+    ids, positions, kv_slots = (
+        tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
+    )
+    tables = batch.tables[:count]
+    seen, starts, counts = squeeze_trunk_rows(
+        batch.lengths[:count], batch.left[:count], batch.drafted[:count], tables,
+        model.block_size, batch.ids[:count, :rows], ids, positions, kv_slots,
+        packed.sources[: shape.rows], packed.places[: count * rows],
+    )  # fmt: skip
+    own = Packed(rows, packed.attended[: shape.rows], starts, counts)
+    attend = model.kernels.packed(
+        [(tables, seen, own)], block_size=model.block_size, max_context=model.max_context
+    )
+    return ids, Rows(positions, kv_slots, attend)
+
+
+def _spread(
+    model: RoundModel, batch: DecodeBatch, shape: TrunkShape, stream: Tensor, normed: Tensor
+) -> None:
+    """States of such a pass to where a round has them, and as they are for the choice."""
+    own = shape.count * (shape.num_drafts + 1)
+    places = batch.packed.places[:own]
+    batch.packed.normed[: shape.rows] = normed
+    batch.normed[:own] = normed[places]
+    if model.feeds_stream:
+        batch.stream[:own] = stream[places]
+
+
 def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> None:
     """The trunk's choices, the leading drafts that equal them, and what goes to the host."""
     count, rows = shape.count, shape.num_drafts + 1
@@ -109,12 +148,20 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     logits, limits = None, batch.drafted[:count]
     if not (shape.is_processed or shape.has_logprobs or model.kernels.always_processes):
         noise = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)
-        choices = model.kernels.choose(normed, lm_head, *noise)
+        if shape.packed:
+            packed, places = batch.packed, batch.packed.places[: count * rows]
+            own = (each[packed.sources[: shape.packed]] for each in noise)
+            choices = model.kernels.choose(packed.normed[: shape.packed], lm_head, *own)[places]
+        else:
+            choices = model.kernels.choose(normed, lm_head, *noise)
     else:
         positions = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)[2]
         logits = model.kernels.logits(normed, lm_head)
         masks = batch.masks[: count * rows] if shape.has_masks else None
-        adjusted = adjust(logits, settings, positions, drafts=drafts, masks=masks)
+        adjusted = adjust(
+            logits, settings, positions, drafts=drafts, masks=masks,
+            processes=shape.is_processed, copies=False,
+        )  # fmt: skip
         choices = draw(adjusted, settings)
         if shape.rejects:
             limits = _reject(model, batch, shape, adjusted, choices)
@@ -125,7 +172,9 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     if logits is not None:
         remember(settings, emitted)
         if shape.has_logprobs:
-            raw = adjust(logits, settings, positions, processes=False)
+            raw = adjusted
+            if shape.is_processed:
+                raw = adjust(logits, settings, positions, processes=False)
             values, ids = logprobs_of(raw, adjusted, settings, choices)
             batch.logprobs[: count * rows], batch.logprob_ids[: count * rows] = values, ids
     if batch.recurrent is not None:

@@ -27,7 +27,9 @@ class TrunkShape:
     count: int
     num_drafts: int
     groups: int = 0  # that other rows, such as prompts', attend in; 0: a pass without such rows
-    rows: int = 0  # of a packed pass, all together; 0: those of `count` requests
+    # Of a packed pass, all together; without groups: of requests with as many as each has drafts.
+    # 0: as many of each request.
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class ChoiceShape:
     has_masks: bool = False
     rejects: bool = False
     vocabs: tuple[int, ...] = ()  # draft vocabularies of the requests, where one rejects
+    packed: int = 0  # rows, where each request has as many as it has drafts; 0: all as many
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class RoundShape:
     head_rows: int
     needs: SamplingNeeds = PLAIN
     num_copied: int = 0  # drafts beyond those of the head, for requests that copy
+    packed: int = 0  # rows of the trunk's pass, where only requests that copy have rows for them
 
     @classmethod
     def usual(cls, count: int, num_drafts: int) -> RoundShape:
@@ -70,12 +74,12 @@ class RoundShape:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a request in the trunk's pass."""
+        """Rows of a request in the trunk's pass, at most."""
         return 1 + self.num_drafts + self.num_copied
 
     @property
     def trunk(self) -> TrunkShape:
-        return TrunkShape(self.count, self.num_rows - 1)
+        return TrunkShape(self.count, self.num_rows - 1, rows=self.packed)
 
     @property
     def choice(self) -> ChoiceShape:
@@ -85,4 +89,5 @@ class RoundShape:
             self.count, self.num_rows - 1, has_read=self.head_rows > 0,
             is_processed=needs.processes, has_logprobs=needs.has_logprobs,
             has_masks=needs.has_masks, rejects=rejects, vocabs=needs.vocabs if rejects else (),
+            packed=0 if needs.processes or needs.has_logprobs else self.packed,
         )  # fmt: skip

@@ -41,6 +41,8 @@ _GROUPS = (4, 8, 16, 32, 64)  # of rows that join; fewer are put together by the
 _BEGUN_GROUPS = 4  # more than rows need, since every request begins one, of a pass at the start
 _AUTO_DRAFTS = 3  # of most rounds with `auto`
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
+_TOLD = SamplingNeeds(has_logprobs=True)
+_MASKED = SamplingNeeds(processes=True, has_masks=True)
 _ALL = SamplingNeeds(
     processes=True, processes_drafts=True, has_logprobs=True, has_masks=True, rejects=True
 )
@@ -53,8 +55,13 @@ _KINDS = (
 )  # fmt: skip
 
 
-def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
-    """All kernels of a pass over prompts and of these rounds, side by side."""
+def compile_all(
+    rounds: CapturedRounds, shapes: Sequence[RoundShape], copying: Sequence[RoundShape] = ()
+) -> None:
+    """All kernels of a pass over prompts and of these rounds, side by side.
+
+    `copying`: rounds that are compiled for plain requests alone.
+    """
     model, batch = thinned(rounds.graphs.model), rounds.batch
     with compiled_together():
         read_blank(rounds, _COMPILED_ROWS)
@@ -68,8 +75,12 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
             sampled = replace(shape, needs=_SAMPLED)
             run_drafts(model, batch, sampled.drafts)
             run_choice(model, batch, sampled.choice)
-        for shape in shapes[:1]:
+            run_choice(model, batch, replace(shape, needs=_TOLD).choice)
+        for shape in copying:
+            run_round(model, batch, shape)
+        for shape in (shapes[0], shapes[-1]):  # logits of many rows come in another type
             run_round(model, batch, replace(shape, needs=_ALL))
+            run_choice(model, batch, replace(shape, needs=_MASKED).choice)
         if rounds.joins(()):
             rows = _usual_rows(rounds)
             for count in rounds.graphs.counts()[1:]:

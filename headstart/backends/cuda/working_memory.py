@@ -55,4 +55,5 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
         fixed = batch.packed.num_bytes + activation_bytes(model, MOST_JOINED_ROWS)
         # Beside prompts, in a pass that they join; and what that pass leaves.
         scratch += activation_bytes(model, rows) + rows * batch.packed.row_bytes
+        scratch += batch.packed.places.nbytes
     return WorkingBytes(fixed, batch.num_bytes + scratch)

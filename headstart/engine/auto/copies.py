@@ -18,7 +18,7 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
-_ROUND_COUNTS = (8, MAX_COPIED)  # the same in captured rounds, where each is a program
+_ROUND_COUNTS = (8, MAX_COPIED)  # more than the head drafts, in captured rounds: few programs
 _LIKELY = 0.5
 _CLEARLY = 1.02  # times the speed that another source must promise
 # How often a token copied after so long a match is right, before any was seen.
@@ -129,25 +129,45 @@ def round_with_copies(
     head: Mapping[Request, int],
     head_gains: Mapping[Request, Sequence[float]],
     copy_gains: Mapping[Request, Sequence[float]],
-    seconds: Callable[[int], float],
+    agreed_gains: Mapping[Request, Sequence[float]],
+    seconds: Callable[[int, int], float],
 ) -> PlannedRound:
-    """The same of a captured round, in which all requests have rows for as many drafts.
+    """The same of a captured round, in which all requests that copy have as many rows.
 
-    `seconds`: of a round with rows for so many, of which the head makes what `head` says.
+    Those whose copy promises less than their head copy only what the head's drafts agree with; what
+    that promises is in `agreed_gains`. `seconds`: of a round with so many drafts of so many
+    requests that copy; in rows that the head's drafts have in any case, copies cost nothing.
     """
     tokens = {r: sum(head_gains[r][:k]) for r, k in head.items()}
     usual, without = max(head.values(), default=0), len(head) + sum(tokens.values())
-    best, speed = 0, _CLEARLY * without / seconds(usual)
-    for total in _ROUND_COUNTS:
-        more = sum(max(0.0, sum(gains[:total]) - tokens[r]) for r, gains in copy_gains.items())
-        found = (without + more) / seconds(max(total, usual))
-        if found > speed:
-            best, speed = total, found
-    if not best:
-        return PlannedRound(dict(head))
-    unsure = {r for r, gains in copy_gains.items() if sum(gains[:best]) <= tokens[r]}
-    copied = dict.fromkeys(copy_gains, best)
-    return PlannedRound(dict(head), copied, confirmed=frozenset(unsure))
+    best, speed = PlannedRound(dict(head)), without / seconds(usual, 0)
+    clearly = _CLEARLY * speed
+    for total in (usual, *(count for count in _ROUND_COUNTS if count > usual)):
+        more = {r: sum(gains[:total]) - tokens[r] for r, gains in copy_gains.items()}
+        sure = [r for r, gain in more.items() if gain > 0]
+        unsure = frozenset(more) - frozenset(sure)
+        gain = sum(more[r] for r in sure)
+        behind = sum(
+            _behind(head_gains[r][: head[r]], copy_gains[r], agreed_gains[r], total) for r in unsure
+        )
+        for given, found in ((sure, gain), (list(more), gain + behind)):
+            expected = (without + found) / seconds(total, len(given))
+            least = max(speed, clearly) if total > usual else speed
+            if total and given and expected > least:
+                copied = dict.fromkeys(given, total)
+                best = PlannedRound(dict(head), copied, confirmed=unsure & frozenset(given))
+                speed = expected
+    return best
+
+
+def _behind(
+    head: Sequence[float], copied: Sequence[float], agreed: Sequence[float], total: int
+) -> float:
+    """Expected tokens of a copy that goes on after the head's drafts, all of which are right."""
+    drafts = len(head)
+    if not 0 < drafts < len(copied):
+        return 0.0
+    return min(head[-1], copied[drafts - 1]) * sum(agreed[drafts:total]) / agreed[drafts - 1]
 
 
 def more_copied(gains: Sequence[float], num_drafts: int, least_gain: float) -> int:

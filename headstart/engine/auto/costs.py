@@ -26,6 +26,7 @@ class RoundCosts:
     context: Surface = ()  # seconds that each token of context adds, of all requests together
     catch_up: Curve = ()  # batch -> seconds that reading `window` tokens takes the head
     window: int = 1  # rounds without drafts until the head reads what it has missed
+    passes: Curve = ()  # rows -> seconds of a trunk pass alone, where requests may have few or many
 
     @property
     def menu(self) -> tuple[int, ...]:
@@ -51,6 +52,17 @@ class RoundCosts:
     def catch_up_seconds(self, batch: int) -> float:
         """What a round without drafts leaves the head to read later."""
         return curve_at(self.catch_up, batch) / self.window if self.catch_up else 0.0
+
+    def more_rows_seconds(self, rows: int, more: int) -> float:
+        """What so many rows more add to a pass of `rows`.
+
+        Where passes were not timed a row counts as a request without drafts.
+        """
+        wide, usual = (
+            curve_at(self.passes, count) if self.passes else self.verify_seconds(count, count)
+            for count in (rows + more, rows)
+        )
+        return max(0.0, wide - usual)
 
     def round_seconds(self, batch: int, drafts: int, context: int = 0) -> float:
         """A round in which every request has the same number of drafts."""

@@ -107,17 +107,20 @@ class LiveCosts:
         verification = self.verify_seconds(batch, batch + sum(active) + more_rows, context)
         return verification + self._drafting(active) + self._overhead
 
-    def with_rows(self, batch: int, drafts: int, rows_each: int, context: int = 0) -> float:
-        """A captured round with rows for more drafts than the head makes, which it reads later.
+    def with_rows(
+        self, batch: int, drafts: int, total: int, copying: int, context: int = 0
+    ) -> float:
+        """A captured round in which some requests have rows for more drafts than the head makes.
 
-        A row more costs what it does in a round of more requests without drafts.
+        `total` of each that copies; the head reads later what they give. Where requests cannot have
+        different numbers of rows all have as many.
         """
-        more = self.seconds(batch, drafts, context)
-        if rows_each <= drafts:
-            return more
-        wide, usual = batch * (rows_each + 1), batch * (drafts + 1)
-        rows = self.table.verify_seconds(wide, wide) - self.table.verify_seconds(usual, usual)
-        return more + max(0.0, rows) + self.table.window * self.table.catch_up_seconds(batch)
+        usual, more = self.seconds(batch, drafts, context), total - drafts
+        if more <= 0 or not copying:
+            return usual
+        rows = (copying if self.table.passes else batch) * more
+        read = (total + 1) * self.table.catch_up_seconds(batch)
+        return usual + self.table.more_rows_seconds(batch * (drafts + 1), rows) + read
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))

@@ -140,24 +140,23 @@ class DraftPolicy:
         if not copies or self.decided_by == "off_above":
             return PlannedRound(head)
         given = self._given(copies)
-        free = {
-            r: self.copy_rates.gains(r.id, copy)
-            for r, copy in copies.items()
-            if not isinstance(self._asked(r), int)
-        }
+        free = {r: copy for r, copy in copies.items() if not isinstance(self._asked(r), int)}
         costs = self.uniform_costs or self._host_costs(requests)
         if not free or costs is None:
             return PlannedRound(head, given)
+        rates = self.copy_rates
+        copied = {r: rates.gains(r.id, copy) for r, copy in free.items()}
+        agreed = {r: rates.gains(r.id, copy, confirmed=True) for r, copy in free.items()}
         priors = self.rates.overall.priors(max(head.values()))
         gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
         most, context = max(head.values()), sum(len(request.tokens) for request in requests)
 
-        def seconds(drafts: int) -> float:
+        def seconds(drafts: int, copying: int) -> float:
             if costs.uniform:
-                return costs.with_rows(len(head), most, drafts, context)
+                return costs.with_rows(len(head), most, drafts, copying, context)
             return costs.seconds_with([0] * len(head), len(head) * drafts)
 
-        planned = round_with_copies(head, gains, free, seconds)
+        planned = round_with_copies(head, gains, copied, agreed, seconds)
         return replace(planned, copied={**given, **planned.copied})
 
     def more_copied(self, request: Request, copy: Copy, planned: PlannedRound) -> int:

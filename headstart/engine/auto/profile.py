@@ -102,4 +102,5 @@ def profile_device_rounds(rounds: DeviceRounds) -> RoundCosts:
         context=tuple((own.size, tuple(own.per_token.items())) for own in times),
         catch_up=tuple((own.size, own.catch_up) for own in times),
         window=rounds.window - 1,
+        passes=rounds.time_passes(),
     )

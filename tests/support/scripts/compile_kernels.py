@@ -27,6 +27,7 @@ from headstart.backends.cuda.kernels import (
     attention,
     attention_fp8,
     choice,
+    copies,
     delta,
     delta_chunks,
     delta_exact,
@@ -55,6 +56,7 @@ from headstart.backends.cuda.kernels import (
     moe_groups,
     moe_rows,
     moe_vector,
+    moe_wide_groups,
     own_rows,
     pieces,
     prompts,
@@ -64,6 +66,7 @@ from headstart.backends.cuda.kernels import (
     sampling,
     shared_prefix,
     sorting,
+    squeezed,
     streamed,
     wide_groups,
 )
@@ -171,6 +174,10 @@ CUT_ROW = {"TILE": 1024, "TILES": 256}
 SHARES = {**CHOOSING, **dict.fromkeys(("cuts", "d_values", "d_cuts", "shares"), "*fp32"),
           **dict.fromkeys(("last", "d_last", "limits", "left", "lengths", "accepted"), "*i32"),
           **dict.fromkeys(("d_weights", "columns_of", "choices"), "*i64")}  # fmt: skip
+BATCH = {**dict.fromkeys(("copies", "tokens", "ids", "positions", "sources", "places", "drafted"),
+                         "*i64"),
+         **dict.fromkeys(("pending", "lengths", "left", "limits", "made", "tables", "kv_slots",
+                          "seen", "starts", "counts"), "*i32")}  # fmt: skip
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
@@ -235,6 +242,9 @@ LONG_JOBS: list[Job] = [
     attend(4, 16, **WIDE),  # all the rows that one program has room for
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend(80, 4, dim=128, group=4),
+    attend(64, 9, dim=128, group=4),  # requests that copy beside others that do not
+    attend(64, 17, dim=128, group=4),
+    attend(16, 17, dim=128, group=4),
     attend(1, 4, **WIDE),
     attend(8, 32, dim=128, group=4, is_fp8=True),
     attend(1, 4, dim=128, group=4, is_fp8=True),
@@ -375,6 +385,9 @@ JOBS: list[Job] = [
     (groups._linear, GROUPS_TILE, GROUPS),
     (wide_groups._linear, {"GROUP": 128, "HALF": 128, "BLOCK_M": 64, "BLOCK_N": 128,
                            "num_warps": 8}, {**GROUPS, "x": "*bf16", "weight": "*i16"}),
+    (moe_wide_groups._product, {"CHOICES": 9, "GROUP": 128, "HALF": 128, "BLOCK_M": 16,
+                                "BLOCK_N": 64, "weights": None, "num_stages": 4},
+     {**EXPERTS_GROUPS, "x": "*bf16", "weight": "*i16", "shared": "*i16"}),
     (wide_groups._part, {"SPLITS": 2, "HALF": 128, "IS_GATED": True, "BLOCK": 1024},
      {"source": "*fp32"}),
     (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
@@ -430,6 +443,9 @@ JOBS: list[Job] = [
     (losses._mix, {"HAS_TARGET": True, "HAS_BELOW": True, "HAS_LABEL": True, "BLOCK": 4096,
                    "num_warps": 8}, LOSSES),
     (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 1024}, {}),
+    (copies._follow, {"BLOCK": 32, "num_warps": 1}, BATCH),
+    (squeezed._squeeze_rows, {"ROWS": 9, "BLOCK": 16, "REQUESTS": 64, "FILL": 128, "PAGE": 16,
+                              "num_warps": 1}, BATCH),
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import gpu_quantized_vs_vllm as program
 import torch
 from safetensors import safe_open
+from versus.quantized_page import told
 from versus.quick_checkpoints import write_quickly
 
 SHAPE = "mimo-7b,layers=2,hidden=512,intermediate=256,heads=4,kv_heads=2,vocab=256"
@@ -31,7 +32,7 @@ def test_layers_hold_the_same_values_and_all_are_there(tmp_path: Path) -> None:
 
 
 def test_logs_are_told_once_and_without_what_is_no_kernel() -> None:
-    found = program.told(LOG)
+    found = told(LOG)
     assert found == [
         "Using MacheteLinearKernel for AutoAWQMarlinLinearMethod",
         "Model loading took 5.96 GiB and 6.2 seconds",

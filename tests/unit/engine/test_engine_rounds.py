@@ -127,6 +127,9 @@ class Device(DeviceRounds):
     def time_rounds(self) -> list[SizeTimes]:
         raise AssertionError("before the first request only")
 
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        raise AssertionError("before the first request only")
+
     def bucket(self, count: int) -> int:
         return count
 

@@ -40,6 +40,26 @@ def test_a_long_prompt_is_cut_and_does_not_stop_those_who_generate() -> None:
     assert run(own, own.plan()) == {"a": (5, 1, 0), "b": (6, 1, 0)}
 
 
+def test_where_passes_are_large_a_prompt_is_cut_at_the_same_places_as_any_other() -> None:
+    """Chunks of prompts that come together would else each have a shape of their own."""
+    own = scheduler(num_blocks=8192, max_batched_tokens=4096)
+    for arrival, (name, length) in enumerate((("a", 5000), ("b", 5000), ("c", 90))):
+        own.add(request(name, length, arrival))
+    assert run(own, own.plan()) == {"a": (0, 4096, 0)}
+    plan = run(own, own.plan())
+    assert plan["a"] == (4096, 904, 0) and plan["b"] == (0, 2048, 0)
+    seen = [run(own, own.plan())["b"] for _ in range(2)]
+    assert seen == [(2048, 2952, 0), (5000, 1, 0)]
+
+
+def test_a_prompt_that_would_be_cut_short_leaves_the_rest_of_a_pass() -> None:
+    own = scheduler(num_blocks=8192, max_batched_tokens=4096)
+    for arrival, (name, length) in enumerate((("a", 3000), ("b", 5000))):
+        own.add(request(name, length, arrival))
+    assert run(own, own.plan()) == {"a": (0, 3000, 0)}
+    assert run(own, own.plan()) == {"a": (3000, 1, 0), "b": (0, 2048, 0)}
+
+
 def test_drafts_yield_to_a_row_for_everybody_who_generates() -> None:
     own = scheduler(max_batched_tokens=4)
     for arrival, name in enumerate("abc"):

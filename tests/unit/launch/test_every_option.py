@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[Any, dict[str, Any]]] = {
     "draft_top_k": (2, {}),
     "draft_vocab": (Path("/maps/m.pt"), {}),
     "token_map": (Path("/maps/m.pt"), {}),
+    "collect": (Path("/data/collected"), {}),
     "speculate_off_above": (1, {}),
     "schedule": ("1:3,9:0", {}),
     "adaptive": (True, {}),

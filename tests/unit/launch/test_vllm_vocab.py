@@ -53,6 +53,21 @@ def test_several_lists_are_refused_unless_one_counts_everything(tmp_path: Path) 
     command("vllm", version=NEWEST_RUN, draft_vocab=tmp_path / "a.json")
 
 
+def test_collecting_brings_our_worker_beside_a_vocabulary() -> None:
+    given = {"collect": Path("/data/c"), "draft_vocab": Path("/maps/m.json")}
+    built = command("vllm", version=NEWEST_RUN, **given)
+    asked = {"collect": "/data/c", "draft_vocab": "/maps/m.json"}
+    assert json.loads(value_of(built, "--additional-config")) == {"headstart": asked}
+    assert value_of(built, "--worker-cls") == "headstart.vllm_plugin.collect.Worker"
+    assert any("is written to /data/c" in note for note in built.notes)
+    with pytest.raises(LaunchError, match="too new"):
+        command("vllm", version="0.33.0", collect=Path("/data/c"))
+    with pytest.raises(LaunchError, match="vLLM alone has"):
+        command("sglang", collect=Path("/data/c"))
+    in_docker = command("vllm", version=NEWEST_RUN, collect=Path("/data/c"), docker=True)
+    assert any("-v /data/c:/data/c" in warning for warning in in_docker.warnings)
+
+
 def test_an_image_without_headstart_is_said() -> None:
     built = command("vllm", version=NEWEST_RUN, draft_vocab=Path("/maps/m.json"), docker=True)
     assert any("image has no Headstart" in warning for warning in built.warnings)

@@ -83,9 +83,13 @@ def test_newest_few_and_best_are_kept(folder: Folder) -> None:
     assert heads.next_name() == "0007", "a name is used once"
 
 
-def test_a_record_that_is_no_json_is_no_record(folder: Folder) -> None:
-    folder.record.write_text("{ half")
-    assert LearnedHeads(folder).serving is None
+@pytest.mark.parametrize("found", ["{ half", "{}", '[{"name": "0001"}]', "[3]"])
+def test_a_record_that_cannot_be_read_is_no_reason_to_remove_heads(
+    folder: Folder, found: str
+) -> None:
+    folder.record.write_text(found)
+    with pytest.raises(ConfigError, match=r"cannot be read .* Repair it"):
+        LearnedHeads(folder)
 
 
 def test_forgetting_removes_texts_and_says_that_heads_remain(folder: Folder) -> None:

@@ -78,7 +78,7 @@ def test_a_better_head_is_offered_and_nothing_is_done_until_it_is_answered(tmp_p
     while "offer" not in names(told):
         assert loop.turn()
     assert not loop.turn(), "it waits for the server"
-    loop.served(None, is_offered=True)
+    loop.served(tmp_path / "0001")
     assert training.calls == ["write 0001", "adopt"] and loop.turn()
     offer = dict(told)["offer"]
     assert offer["name"] == "0001" and offer["promise"]["recent"]["new"] > 1.5

@@ -196,3 +196,26 @@ def test_freezing_only_the_head_gets_gradients() -> None:
     unrolled(trunk, head, ids, DOCUMENTS, "prefix").sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
     assert all(p.grad is None for p in trunk.parameters())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_that_are_wanted_alone_are_what_they_are_among_all(name: str) -> None:
+    trunk, head = models("qwen3", *LAYOUTS[name])
+    head.requires_grad_(True)
+    ids, wanted = random_ids(trunk), torch.tensor([3, 4, 5, 11, 12, 20, 21])
+    states = trunk_states(trunk, ids, DOCUMENTS, head.layout.trunk_hidden)
+    found, slopes = [], []
+    for rows in (None, wanted):
+        depths = torch.stack(
+            unroll(head, trunk.embed[ids], trunk.rotary, states, DOCUMENTS, num_depths=DEPTHS,
+                   rows=rows)
+        )  # fmt: skip
+        found.append(depths.detach())
+        (depths[:, wanted] ** 2).sum().backward()
+        slopes.append(
+            torch.cat([p.grad.flatten() for p in head.parameters() if p.grad is not None])
+        )
+        head.zero_grad(set_to_none=True)
+    torch.testing.assert_close(found[1][:, wanted], found[0][:, wanted])
+    torch.testing.assert_close(slopes[1], slopes[0])
+    assert found[0][-1, 0].any() and not found[1][-1, 0].any(), "others are not computed"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headstart.errors import CheckpointError, ConfigError
-from headstart.vllm_plugin.swap import METHOD, HeadSwap
+from headstart.calibrate.tiny import write_tiny
+from headstart.vllm_plugin.swap import SWAP, HeadSwap
 
 
 class Draft:
@@ -61,18 +61,49 @@ def test_every_tensor_of_the_folder_is_loaded_within_a_reload(
     }
     save_file(tensors, tmp_path / "head.safetensors")
     draft = Draft()
-    assert getattr(worker(draft), METHOD)(str(tmp_path)) == 2
+    assert getattr(worker(draft), SWAP)(str(tmp_path)) == {"tensors": 2, "head_version": 1}
     assert draft.said[0].keys() == tensors.keys()
     assert vllm == ["begin", "end"]
 
 
+def test_a_head_that_was_read_before_is_taken(tmp_path: Path, vllm: list[str]) -> None:
+    path = tmp_path / "head.safetensors"
+    save_file({"modules.0.out_norm.weight": torch.ones(3)}, path)
+    draft = Draft()
+    made = worker(draft)
+    made.headstart_prepare(str(tmp_path))
+    while not made.headstart_is_prepared(str(tmp_path))["is"]:
+        pass
+    path.unlink()  # it is in memory already
+    assert not made.headstart_is_prepared("another")["is"]
+    assert made.headstart_swap(str(tmp_path))["tensors"] == 1
+    assert draft.said[0]["modules.0.out_norm.weight"].tolist() == [1.0] * 3
+    assert vllm == ["begin", "end"]
+
+
+def test_of_a_whole_model_the_head_alone_is_taken(tmp_path: Path, vllm: list[str]) -> None:
+    model = write_tiny("mimo", tmp_path / "model")
+    draft = Draft()
+    worker(draft).headstart_swap(str(model))
+    assert draft.said[0] and all(name.startswith("model.mtp_layers.0.") for name in draft.said[0])
+    assert vllm == ["begin", "end"]
+
+
+def test_a_head_with_broken_values_is_not_loaded(tmp_path: Path, vllm: list[str]) -> None:
+    broken = {"modules.0.out_norm.weight": torch.tensor([1.0, float("nan")])}
+    save_file(broken, tmp_path / "head.safetensors")
+    said = worker(Draft()).headstart_swap(str(tmp_path))
+    assert "not finite; the running head stays" in said["error"]
+    assert vllm == []
+
+
 def test_a_folder_that_is_not_there_changes_nothing(tmp_path: Path, vllm: list[str]) -> None:
-    with pytest.raises(CheckpointError, match=r"no \.safetensors file on this machine"):
-        worker(Draft()).headstart_swap(str(tmp_path / "none"))
+    said = worker(Draft()).headstart_swap(str(tmp_path / "none"))
+    assert "no .safetensors file on this machine" in said["error"]
     assert vllm == []
 
 
 @pytest.mark.usefixtures("vllm")
 def test_without_a_draft_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no draft that could take another head"):
-        worker(None).headstart_swap(str(tmp_path))
+    said = worker(None).headstart_swap(str(tmp_path))
+    assert "no draft that could take another head" in said["error"]

@@ -145,11 +145,12 @@ def _store_group(codes, scales, zeros, result, column, first, outputs, inputs, s
                  GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
     columns = column + tl.arange(0, BLOCK_N)
     inner = first + tl.arange(0, WIDTH)
-    mask = (columns[:, None] < outputs) & (inner[None, :] < inputs)
-    at = inner[None, :] // GROUP * outputs + columns[:, None]
+    is_output = columns < outputs
+    at = first // GROUP * outputs + columns  # all of one group: halves divide it
     value = codes.to(tl.float32) / steps
     if zeros is not None:
-        value -= tl.load(zeros + at, mask, 0).to(tl.float32)
-    value *= tl.load(scales + at, mask, 0.0).to(tl.float32)
+        value -= tl.load(zeros + at, is_output, 0).to(tl.float32)[:, None]
+    value *= tl.load(scales + at, is_output, 0.0).to(tl.float32)[:, None]
     target = result + columns[:, None].to(tl.int64) * inputs + inner[None, :]
+    mask = is_output[:, None] & (inner[None, :] < inputs)
     tl.store(target, value.to(result.dtype.element_ty), mask)

@@ -31,7 +31,8 @@ def logprobs_of(
 ) -> tuple[Tensor, Tensor]:
     """Of tokens [M]: values [M, 1 + MAX_LOGPROBS], the token's own first, and ids of the others.
 
-    Rows of requests that ask for none are left as they are.
+    `raw` and `adjusted` have one type, and are the same where nothing is processed. Rows of
+    requests that ask for none are left as they are.
     """
     rows, columns = raw.values.shape
     each, tiles = rows // settings.count, raw.peaks.shape[1]
@@ -64,7 +65,7 @@ def _weigh(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, ea
         largest = tl.max(tl.load(peaks + row * tiles + at, at < tiles, float("-inf")), 0)
         column = tile * TILE + tl.arange(0, TILE)
         own = tl.where(is_processed, adjusted, raw) + row * columns
-        value = tl.load(own + column, column < columns, float("-inf"))
+        value = tl.load(own + column, column < columns, float("-inf")).to(tl.float32)
         tl.store(weights + row * tiles + tile, tl.sum(fixed((value - largest) * scale), 0))
 
 
@@ -91,7 +92,8 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
             )
         norm = tl.log(mass.to(tl.float64) / UNIT).to(tl.float32)
         token = tl.maximum(tl.load(tokens + row), 0)
-        tl.store(values + row * (1 + MOST), (tl.load(own + token) - largest) * scale - norm)
+        chosen = tl.load(own + token).to(tl.float32)
+        tl.store(values + row * (1 + MOST), (chosen - largest) * scale - norm)
         value, column = largest * 0 + float("inf"), top * 0 - 1
         for number in range(tl.minimum(top, columns)):
             value, column, peaks = next_ranked(own, peaks, value, column, columns, TILE, TILES)

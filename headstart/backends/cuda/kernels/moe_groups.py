@@ -68,9 +68,15 @@ def _tensors(packed: PackedGroups) -> tuple[Tensor, Tensor, Tensor | None]:
     return packed.weight, packed.scales, packed.zeros
 
 
-def _operands(own: PackedGroups, shared: PackedGroups | None) -> tuple[Tensor | None, ...]:
-    """Weights, scales and zeros of a product, the shared ones after."""
-    return (*_tensors(own), *(_tensors(shared) if shared else (None,) * 3))
+def operands(
+    own: PackedGroups, shared: PackedGroups | None, words: torch.dtype = torch.int8
+) -> tuple[Tensor | None, ...]:
+    """Weights as `words`, scales and zeros of a product, the shared ones after."""
+    parts = (*_tensors(own), *(_tensors(shared) if shared else (None,) * 3))
+    return tuple(
+        part.view(words) if place % 3 == 0 and part is not None else part
+        for place, part in enumerate(parts)
+    )
 
 
 def group_terms(
@@ -94,14 +100,14 @@ def group_terms(
     listed = (lists.experts, lists.starts, lists.order)
     sizes = (rows, hidden, width, experts.shared_width, experts.count)
     _product[(triton.cdiv(2 * width, first.outputs), lists.count)](
-        rounded.values, rounded.scales, rounded.sums, *_operands(gate_up, experts.shared_gate_up),
+        rounded.values, rounded.scales, rounded.sums, *operands(gate_up, experts.shared_gate_up),
         *listed, None, inner, *sizes, CHOICES=choices, BLOCK_M=tile,
         **_sizes(first, gate_up, hidden),
     )  # fmt: skip
     between = silu_integers(inner.unsqueeze(0), down.half)
     is_even = experts.shared_width % width == 0
     _product[(triton.cdiv(hidden, second.outputs), lists.count)](
-        between.values, between.scales, between.sums, *_operands(down, experts.shared_down),
+        between.values, between.scales, between.sums, *operands(down, experts.shared_down),
         *listed, weights, terms, *sizes, CHOICES=choices, BLOCK_M=tile,
         **_sizes(second, down, width if is_even else 0),
     )  # fmt: skip

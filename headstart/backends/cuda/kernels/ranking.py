@@ -31,7 +31,7 @@ def weight_before(own, value, column, largest, inv_temp, columns, STEP: tl.const
     weight = tl.zeros((STEP,), dtype=tl.int64)
     for start in range(0, columns, STEP):
         at = start + tl.arange(0, STEP)
-        x = tl.load(own + at, at < columns, float("-inf"))
+        x = tl.load(own + at, at < columns, float("-inf")).to(tl.float32)
         is_before = (x > value) | ((x == value) & (at < column))
         count += is_before.to(tl.int32)
         weight += tl.where(is_before, fixed((x - largest) * inv_temp), 0)
@@ -48,7 +48,7 @@ def next_ranked(own, peaks, value, column, columns, TILE: tl.constexpr, TILES: t
     top = tl.max(peaks, 0)
     chosen = tl.min(tl.where(peaks == top, tile, TILES - 1), 0)
     at = chosen * TILE + tl.arange(0, TILE)
-    x = tl.load(own + at, at < columns, float("-inf"))
+    x = tl.load(own + at, at < columns, float("-inf")).to(tl.float32)
     is_left = (x < value) | ((x == value) & (at > column))
     found = tl.min(tl.where(is_left & (x == top), at, NONE), 0)
     is_left = (x < top) | ((x == top) & (at > found))
@@ -156,7 +156,8 @@ def _kept_above(own, floor, largest, scale, columns, STEP: tl.constexpr):
     weight = tl.zeros((STEP,), dtype=tl.int64)
     for start in range(0, columns, STEP):
         at = start + tl.arange(0, STEP)
-        scaled = (tl.load(own + at, at < columns, float("-inf")) - largest) * scale
+        x = tl.load(own + at, at < columns, float("-inf")).to(tl.float32)
+        scaled = (x - largest) * scale
         count += ((scaled >= floor) & (at < columns)).to(tl.int32)
         weight += tl.where(scaled >= floor, fixed(scaled), 0)
     return tl.sum(count, 0), tl.sum(weight, 0)

@@ -80,7 +80,7 @@ class Settings:
 class Adjusted:
     """Logits after penalties, biases and masks."""
 
-    values: Tensor  # [M, N] fp32
+    values: Tensor  # [M, N] fp32; where nothing is processed they may be in another type
     peaks: Tensor  # [M, T]: the largest value of each tile
     positions: Tensor  # [M] of the tokens to be chosen
     token_ids: Tensor | None  # [N] of a draft vocabulary, or [M, N]
@@ -97,19 +97,22 @@ class Adjusted:
 def adjust(
     logits: Tensor, settings: Settings, positions: Tensor, *, drafts: Tensor | None = None,
     token_ids: Tensor | None = None, masks: Tensor | None = None, penalises: bool = True,
-    processes: bool = True,
+    processes: bool = True, copies: bool = True,
 ) -> Adjusted:  # fmt: skip
     """logits [S, M, N], whose sum over S counts.
 
     drafts [B, each - 1]: row r of a request comes after r of them, which penalties count. masks
     [M, words] int32: bits of tokens that a grammar allows, for rows of requests that have one.
-    token_ids [N], or [M, N] where rows have columns of their own.
-    Without `processes` logits stay as they are.
+    token_ids [N], or [M, N] where rows have columns of their own. Without `processes` logits stay
+    as they are; then without `copies`, too, where they lie.
     """
     splits, rows, columns = logits.shape
     each = rows // settings.count
     tiles = triton.cdiv(columns, TILE)
-    values = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
+    stores = copies or processes or splits > 1
+    values = logits[0]
+    if stores:
+        values = torch.empty(rows, columns, dtype=torch.float32, device=logits.device)
     peaks = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     none = settings.counts
     _adjust[(tiles, rows)](
@@ -120,7 +123,7 @@ def adjust(
         0 if masks is None else masks.shape[1], tiles, 0 if drafts is None else drafts.stride(0),
         id_stride(token_ids),
         SPLITS=splits, HAS_IDS=token_ids is not None, HAS_MASKS=masks is not None,
-        PENALISES=penalises, PROCESSES=processes, TILE=TILE, num_warps=4,
+        PENALISES=penalises, PROCESSES=processes, STORES=stores, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return Adjusted(values, peaks, positions, token_ids)
 
@@ -168,7 +171,8 @@ def remember(settings: Settings, emitted: Tensor) -> None:
 def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, masks, values, peaks,
             stride, each, rows, columns, vocab, words, tiles, draft_stride, id_stride,
             SPLITS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASKS: tl.constexpr,
-            PENALISES: tl.constexpr, PROCESSES: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+            PENALISES: tl.constexpr, PROCESSES: tl.constexpr, STORES: tl.constexpr,
+            TILE: tl.constexpr):  # fmt: skip
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request, depth = row // each, row % each
     column = tile * TILE + tl.arange(0, TILE)
@@ -204,7 +208,8 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
         if uses & _MASK:
             bits = tl.load(masks + row * words + (token >> 5), is_column, 0)
             value = tl.where(((bits >> (token & 31)) & 1) != 0, value, float("-inf"))
-    tl.store(values + row * columns + column, value, is_column)
+    if STORES:
+        tl.store(values + row * columns + column, value, is_column)
     tl.store(peaks + row * tiles + tile, tl.max(value, 0))
 
 
@@ -216,7 +221,7 @@ def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, i
     request = row // each
     column = tile * TILE + tl.arange(0, TILE)
     is_column = column < columns
-    value = tl.load(values + row * columns + column, is_column, float("-inf"))
+    value = tl.load(values + row * columns + column, is_column, float("-inf")).to(tl.float32)
     asked = numbers + request
     inv_temp = tl.load(asked)
     at = row * tiles + tile
@@ -262,7 +267,7 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
         all_peaks = tl.load(peaks + row * tiles + tile, is_tile, float("-inf"))
         largest = tl.max(all_peaks, 0)
         most = tl.where(top_k > 0, top_k, 2147483647)
-        value = tl.load(own + column)
+        value = tl.load(own + column).to(tl.float32)
         count, mass = weight_before(own, value, column, largest, inv_temp, columns, STEP)
         limit = mass.to(tl.float64) + float("inf")
         if (count > 0) & (top_p < 1):  # the token that ranks first is kept in any case
@@ -278,7 +283,7 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
                 tl.load(seeds + request), tl.load(positions + row), ids + row * id_stride, columns,
                 HAS_IDS, STEP,
             )  # fmt: skip
-            value = tl.load(own + column)
+            value = tl.load(own + column).to(tl.float32)
             count, mass = weight_before(own, value, column, largest, inv_temp, columns, STEP)
     forbids = (tl.load(counts + request) & (_BIAS | _ENDS | _MASK)) != 0
     tl.store(chosen + row, tl.where((top == float("-inf")) & forbids, -1, column).to(tl.int64))
@@ -293,7 +298,7 @@ def _best_before(own, value, column, largest, inv_temp, floor, seed, position, i
     where = tl.full((STEP,), 2147483647, dtype=tl.int32)
     for start in range(0, columns, STEP):
         at = start + tl.arange(0, STEP)
-        x = tl.load(own + at, at < columns, float("-inf"))
+        x = tl.load(own + at, at < columns, float("-inf")).to(tl.float32)
         token = at
         if HAS_IDS:
             token = tl.load(ids + at, at < columns, 0).to(tl.int32)

@@ -124,4 +124,4 @@ def test_a_pass_has_room_for_the_longest_request() -> None:
 def test_what_a_row_takes_is_counted() -> None:
     other = PackedRows(12, max_blocks=8, hidden=4, width=6, dtype=torch.float32, device=CPU)
     assert other.num_bytes - room().num_bytes == 4 * room().row_bytes
-    assert room().row_bytes == 2 * 8 + 4 + (4 + 4 + 6) * 4
+    assert room().row_bytes == 3 * 8 + 4 + (4 + 4 + 6) * 4

@@ -19,7 +19,7 @@ from headstart.backends.cuda import experts
 from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.fp8_linear import KernelFp8
-from headstart.backends.cuda.kernels import moe_groups, moe_rows
+from headstart.backends.cuda.kernels import moe_groups, moe_rows, moe_wide_groups
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8 import fp8_terms
@@ -160,6 +160,20 @@ def test_terms_add_up_to_what_the_experts_say(
     assert least <= error(found[:k].sum(0)[kept], routed[kept]) < most
     if plain.shared is not None:
         assert least <= error(found[k:].sum(0)[kept], (plain(x) - routed)[kept]) < most
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][0] in ("int4", "zeros")])
+def test_more_rows_of_4_bits_keep_their_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far closer to the plain module than pairs of integers are."""
+    monkeypatch.setattr(moe_wide_groups, "MOST_FEW", 1)
+    form, config, _ = KINDS[kind]
+    held, plain = make(form, config)
+    hold(held)
+    x = random(5, HIDDEN, seed=3)
+    slots = torch.tensor([0, 1, -1, 3, 4], dtype=torch.int32, device=DEVICE)
+    found, kept = moe_terms(x, held, slots), [0, 1, 3, 4]
+    assert not found[:, 2].any(), "a row of no request"
+    assert error(found.sum(0)[kept], plain(x)[kept]) < 1e-5
 
 
 @pytest.mark.parametrize("form", ["fp8-row", "fp8-block"])

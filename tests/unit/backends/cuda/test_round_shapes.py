@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.graphs import RoundShapes
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import RoundShape
 
 SIZES = [1, 2, 4, 6, 16, 64]
@@ -19,6 +21,7 @@ class Graphs:
     """Remembers which shapes are captured."""
 
     has_head = True
+    device = torch.device("meta")
 
     def __init__(self, *captured: RoundShape):
         self._captured = captured
@@ -88,3 +91,39 @@ def test_a_time_counts_where_the_round_is_what_was_wanted(
     shape: tuple[int, int, int], most: int, is_usual: bool
 ) -> None:
     assert shapes(menu=MENU).is_usual(RoundShape(*shape), most) == is_usual
+
+
+@pytest.mark.parametrize(
+    ("copied", "copying", "more", "packed"),
+    [(3, 2, 0, 0), (8, 2, 5, 256), (8, 16, 5, 384), (16, 16, 13, 512), (16, 40, 5, 512),
+     (8, 64, 5, 0)],
+    ids=["in rows that are there", "two of them", "rounded up", "more each", "no room for so many",
+         "all of them"],
+)  # fmt: skip
+def test_only_requests_that_copy_have_rows_for_more_drafts(
+    copied: int, copying: int, more: int, packed: int
+) -> None:
+    own = shapes(menu=MENU, max_rows=576, squeezes=True)
+    shape = own.pick(60, 3, 4, PLAIN, copied, copying=copying)
+    assert shape == RoundShape(64, 3, 4, PLAIN, more, packed)
+    assert shape.trunk.rows == shape.choice.packed == packed and shape.drafts.columns == 3 + more
+
+
+def test_where_all_have_as_many_rows_there_is_room_for_fewer() -> None:
+    own = shapes(menu=MENU, max_rows=576)
+    assert own.pick(60, 3, 4, PLAIN, 16, copying=2) == RoundShape(64, 3, 4, PLAIN, 5)
+    assert own.pick(3, 3, 4, PLAIN, 16, copying=1) == RoundShape(4, 3, 4, PLAIN, 13)
+    processed = SamplingNeeds(processes=True)
+    squeezed = shapes(menu=MENU, max_rows=576, squeezes=True)
+    shape = squeezed.pick(60, 3, 4, processed, 16, copying=2)
+    assert shape == RoundShape(64, 3, 4, processed, 5, 256) and not shape.choice.packed
+
+
+def test_after_copies_the_head_reads_what_they_gave() -> None:
+    own = shapes(menu=MENU, widest=17)
+    read = [
+        own.pick(3, 3, pending, PLAIN, 0, after_copies=True).head_rows for pending in (4, 9, 10, 17)
+    ]
+    assert read == [4, 9, 16, 17]
+    assert not own.is_usual(own.pick(3, 3, 9, PLAIN, 0, after_copies=True), 3)
+    assert own.is_usual(own.pick(3, 3, 4), 3)

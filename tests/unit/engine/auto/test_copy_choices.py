@@ -132,19 +132,49 @@ def test_a_copy_goes_on_as_long_as_a_row_pays() -> None:
     assert more_copied([0.9, 0.8], 2, 0.15) == 0
 
 
-def test_a_captured_round_has_rows_for_all_and_so_fewer_reasons_to_copy() -> None:
+def test_captured_rounds_get_more_rows_where_these_pay_and_copy_in_those_there_are() -> None:
     few, many = request("a"), [request(str(number)) for number in range(30)]
     head = {few: 2, **dict.fromkeys(many, 2)}
     gains = {each: [0.6, 0.4] for each in head}
     sure = [0.99**i for i in range(1, 17)]
 
-    def dear(drafts: int) -> float:
-        return 1 + drafts * 0.2
+    def dear(drafts: int, copying: int) -> float:
+        return 31.0 * (1 + drafts * 0.2)  # all have as many rows
 
-    def cheap(drafts: int) -> float:
-        return 1 + drafts * 0.001
+    def cheap(drafts: int, copying: int) -> float:
+        return 93 + copying * (drafts - 2) * 0.05
 
-    assert round_with_copies(head, gains, {few: sure}, dear).copied == {}
-    planned = round_with_copies(head, gains, {few: sure, many[0]: [0.1]}, cheap)
-    assert planned.copied == {few: 16, many[0]: 16} and planned.confirmed == {many[0]}
-    assert planned.head == head
+    one, none = {few: sure}, [0.01] * 16
+    assert round_with_copies(head, gains, one, one, dear).copied == {few: 2}
+    assert round_with_copies(head, gains, {few: none}, one, dear).copied == {}
+    assert round_with_copies(head, gains, one, one, cheap).copied == {few: 16}
+    planned = round_with_copies(
+        head, gains, {few: sure, many[0]: [0.5, *none]}, {few: sure, many[0]: sure}, cheap
+    )
+    assert planned.copied == {few: 16}, "a copy that is hardly ever right is worth no row"
+    assert planned.confirmed == frozenset() and planned.head == head
+
+
+def test_copies_that_promise_less_go_on_after_drafts_that_agree_with_them() -> None:
+    sure, unsure = request("a"), request("b")
+    head = {sure: 2, unsure: 2}
+    gains = {each: [0.9, 0.8] for each in head}
+    agreed = [0.99**i for i in range(1, 17)]
+    copies = {sure: agreed, unsure: [0.6, 0.5, *[0.01] * 14]}
+    both = {sure: agreed, unsure: agreed}
+    planned = round_with_copies(head, gains, copies, both, lambda drafts, copying: 1 + copying / 9)
+    assert planned.copied == {sure: 16, unsure: 16} and planned.confirmed == {unsure}
+
+
+def test_rows_cost_what_timed_passes_say_and_only_those_that_are_there() -> None:
+    table = RoundCosts(
+        ((4, ((0, 1.0), (3, 1.3))),), catch_up=((4, 0.3),), window=15,
+        passes=((16, 1.0), (32, 1.0), (64, 2.0)),
+    )  # fmt: skip
+    costs = LiveCosts(table, uniform=True)
+    usual = costs.seconds(4, 3)
+    assert costs.with_rows(4, 3, 3, 2) == costs.with_rows(4, 3, 16, 0) == usual
+    assert costs.with_rows(4, 3, 8, 2) == pytest.approx(usual + 9 * 0.02)
+    assert costs.with_rows(4, 3, 15, 4) == pytest.approx(usual + 1.0 + 16 * 0.02)
+    whole = LiveCosts(RoundCosts(table.verify, catch_up=table.catch_up, window=15), uniform=True)
+    assert whole.with_rows(4, 3, 15, 1) == whole.with_rows(4, 3, 15, 4) > usual + 16 * 0.02

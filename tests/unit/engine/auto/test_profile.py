@@ -96,6 +96,9 @@ class TimedRounds:
     def time_rounds(self) -> list[SizeTimes]:
         return self.times
 
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        return ((64, 4.0), (128, 6.0))
+
 
 def times(size: int, per_token: float = 0.001) -> SizeTimes:
     """A round takes 4 s and 1 s per draft, and so much per token of context."""

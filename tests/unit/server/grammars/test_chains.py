@@ -117,3 +117,51 @@ def test_threads_give_each_request_its_own_masks(
     assert [shown(masks) for masks in threads.words(asked)] == wanted
     assert len(names) == 3
     assert threads.words([]) == []
+
+
+def test_what_may_come_next_is_computed_before_there_are_drafts(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By threads, and once: drafts only add what follows them."""
+    filled: list[str] = []
+    fill = TokenGrammar.allowed_words
+
+    def watched(grammar: TokenGrammar) -> np.ndarray | None:
+        filled.append(threading.current_thread().name)
+        return fill(grammar)
+
+    monkeypatch.setattr(TokenGrammar, "allowed_words", watched)
+    threads, guarded = MaskThreads(), GuardedGrammar(compiler.compile(SPECS["ends"]), VOCAB)
+    monkeypatch.setattr(threads, "_helpers", 1)
+    threads.begin([guarded])
+    assert threads.finish() == 0 and not filled, "one quick mask is not worth a thread"
+    monkeypatch.setattr(threads, "_seconds", 1.0)
+    threads.begin([guarded])
+    a, b = (ids(char)[0] for char in "ab")
+    (masks,) = threads.words([(guarded, [b, a])])
+    assert len(masks) == 1 and len(filled) == 1, "the first draft does not fit"
+    assert shown(masks) == shown([fill(compiler.compile(SPECS["ends"]))])
+
+
+@pytest.mark.parametrize("is_quick", [True, False])
+def test_a_chain_goes_on_from_a_first_mask(
+    is_quick: bool, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once where masks are quick, else by a copy that need not compute the first again."""
+    monkeypatch.setattr("headstart.engine.grammar._QUICK", 1e9 if is_quick else 0.0)
+    chains: list[int] = []
+    chain = TokenGrammar.chain_words
+
+    def watched(grammar: TokenGrammar, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        chains.append(len(drafts))
+        return chain(grammar, drafts)
+
+    monkeypatch.setattr(TokenGrammar, "chain_words", watched)
+    grammar, drafts = compiler.compile(SPECS["long"]), ids("aba")
+    guarded = GuardedGrammar(grammar, VOCAB)
+    first = guarded.words([])
+    found = guarded.words(drafts)
+    assert shown(found[:1]) == shown(first) and len(found) == 4
+    wanted = GuardedGrammar(Plain(compiler.compile(SPECS["long"])), VOCAB).words(drafts)
+    assert shown(found) == shown(wanted)
+    assert chains == ([3] if is_quick else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.kernel_inputs import DEVICE, random
@@ -29,7 +31,7 @@ from headstart.backends.cuda.kernels.group_packing import (
 )
 from headstart.backends.cuda.kernels.groups import choose_groups, partial_groups
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.wide_groups import PartedRows, parted_rows, partial_wide
+from headstart.backends.cuda.kernels.wide_groups import WideCut, parted_rows, partial_wide
 
 FP8 = torch.float8_e4m3fn
 CUT = Shape(outputs=64, inputs=256, splits=2)
@@ -175,10 +177,12 @@ def test_codes_of_4_bits_as_floats(rows: int, inputs: int, group: int, zeros: bo
     packed, weight = groups_of(130, inputs, bits=4, group=group, zeros=zeros)
     x = rows_of(rows, inputs)
     wanted = x @ weight.T
-    found = partial_wide(parted_rows(x, packed.half), packed, Shape(64, 256, splits=2))
+    parted = parted_rows(x, packed.half)
+    torch.testing.assert_close(parted.sums, x.view(rows, -1, packed.half).sum(2))
+    found = partial_wide(parted, packed, WideCut(64, splits=2))
     assert found.shape == (2, rows, 130)
-    torch.testing.assert_close(found.sum(0), wanted, rtol=1e-5, atol=wanted.abs().max() * 1e-6)
-    other = partial_wide(PartedRows(x, packed.half), packed, Shape(64, 256))
+    torch.testing.assert_close(found.sum(0), wanted, rtol=1e-5, atol=wanted.abs().max() * 1e-5)
+    other = partial_wide(replace(parted, values=x), packed, WideCut(64))
     assert (other[0] - wanted).abs().max() > 0.1 * wanted.abs().max(), "the control: as they were"
 
 

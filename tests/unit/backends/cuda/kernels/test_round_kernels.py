@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -16,6 +18,7 @@ from headstart.backends.cuda.kernels.rounds import (
     pack_trunk_rows,
     trunk_rows,
 )
+from headstart.backends.cuda.kernels.squeezed import squeeze_trunk_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
@@ -53,6 +56,37 @@ def test_rows_of_a_packed_verification_leave_those_behind_them_alone() -> None:
     assert ids.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 77, 77]
     assert kv_slots.tolist() == [*(place(0, s) for s in range(9, 13)), *[-1] * 4, 77, 77]
     assert positions.tolist() == [9, 10, 11, 12, *[0] * 4, 77, 77]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rows_of_requests_with_different_numbers_of_drafts_have_no_gaps(seed: int) -> None:
+    numbers, requests, rows, total = random.Random(seed), 3, 4, 14
+    lengths = [numbers.choice([0, 5, 10]) for _ in range(requests)]
+    left = [numbers.choice([0, 1, 2, 99]) for _ in range(requests)]
+    limits = [numbers.randrange(rows) for _ in range(requests)]
+    drafted = torch.arange(requests * 5, device=DEVICE).view(requests, 5)[:, :rows]
+    ids, positions, sources = (ints(*[77] * total, kind=torch.int64) for _ in range(3))
+    kv_slots, places = ints(*[77] * total), ints(*[77] * requests * rows, kind=torch.int64)
+    seen, starts, counts = squeeze_trunk_rows(
+        ints(*lengths), ints(*left), ints(*limits), TABLES, PAGE, drafted, ids, positions,
+        kv_slots, sources, places,
+    )  # fmt: skip
+    at = 0
+    for index, (length, room, limit) in enumerate(zip(lengths, left, limits, strict=True)):
+        count = min(limit, room - 1) + 1 if length and room else 0
+        slots = range(length - 1, length - 1 + count)
+        own = slice(at, at + count)
+        assert int(seen[index]) == (length - 1 if count else -1)
+        assert (int(starts[index]), int(counts[index])) == (at, count)
+        assert ids[own].tolist() == drafted[index, :count].tolist()
+        assert positions[own].tolist() == list(slots)
+        assert kv_slots[own].tolist() == [place(index, slot) for slot in slots]
+        assert sources[own].tolist() == list(range(index * rows, index * rows + count))
+        first = places[index * rows : (index + 1) * rows].tolist()
+        assert first[:count] == list(range(at, at + count)) and max(first) < total
+        at += count
+    assert not ids[at:].any() and not positions[at:].any() and not sources[at:].any()
+    assert kv_slots[at:].tolist() == [-1] * (total - at)
 
 
 def test_head_rows_are_the_tokens_of_the_last_round() -> None:

@@ -1,0 +1,217 @@
+"""What the engine's thread does for a round, on a device that gives tokens at once.
+
+PYTHONPATH=. python3 benchmarks/host_rounds.py MODEL [--requests 8,128] [--kinds greedy,json]
+    [--rounds 60] [--profile]
+
+MODEL is a small calibrated checkpoint with a tokenizer (`headstart calibrate --tokenizer demo`).
+Requests decode in device rounds whose device is a stub: every round drafts three tokens and emits
+them, or those of a text that fits the grammar. Masks, log-probabilities, texts and counters are the
+engine's own, prompts are one token. Milliseconds of a step are medians; beside an H200 they are
+hidden as long as they are less than a round takes. The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import random
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from grammar_rounds import cases
+from torch import Tensor
+
+from headstart.backends.base import GivenCopy, HeadStates, Launched, RoundRequest, RoundSizes
+from headstart.backends.cuda.launched import LaunchedRound
+from headstart.backends.cuda.mask_copies import MaskCopies
+from headstart.backends.rounds import DeviceRounds, SizeTimes
+from headstart.backends.rows import TrunkOutput, TrunkRows
+from headstart.engine.engine import Engine
+from headstart.engine.rounds import Rounds
+from headstart.sampling.masks import num_words
+from headstart.sampling.params import Row, SamplingParams
+from headstart.server.grammars.compiler import GrammarCompiler
+
+DRAFTS = 3
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
+    "tools": {},
+}  # fmt: skip
+GRAMMARS = {"json": "JSON schema", "tools": "tools"}
+
+
+class QuickRounds(DeviceRounds):
+    """Requests follow texts: each the one that it was given, from its beginning, over and over."""
+
+    def __init__(self, requests: int, vocab: int, text: Sequence[int]):
+        self.sizes = RoundSizes(
+            max_requests=requests, max_drafts=DRAFTS, num_drafts=DRAFTS, max_tokens=1 << 20
+        )
+        self.window, self._text = 16, list(text)
+        self._places: list[int] = []
+        self._tops: list[int | None] = []
+        self._grammars: list[bool] = []
+        masks = torch.zeros(requests * (DRAFTS + 1), num_words(vocab), dtype=torch.int32)
+        self._copies = MaskCopies(masks)
+        draw = torch.Generator().manual_seed(0)
+        rows = requests * (DRAFTS + 1)
+        self._values = -torch.rand(rows, 21, generator=draw)
+        self._ids = torch.randint(0, vocab, (rows, 20), generator=draw, dtype=torch.int32)
+        self._waiting: tuple[LaunchedRound, list[list[int]]] | None = None
+
+    def why_not(self, params: SamplingParams) -> str | None:
+        return None
+
+    def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
+        first = torch.full((len(rows),), self._text[0])
+        launched = LaunchedRound(tops=[row.params.logprobs for row in rows])
+        launched.copy_out(torch.stack([torch.ones_like(first), first], 1), self._told(len(rows)))
+        return list(first.unbind()), launched
+
+    def _told(self, rows: int) -> tuple[Tensor, Tensor]:
+        return self._values[:rows], self._ids[:rows]
+
+    def admit(self, request: RoundRequest) -> None:
+        self._places.append(1)
+        self._tops.append(request.row.params.logprobs)
+        self._grammars.append(request.has_grammar)
+
+    def remove(self, index: int) -> None:
+        self._places[index] = self._places[-1]
+        self._tops[index] = self._tops[-1]
+        self._grammars[index] = self._grammars[-1]
+        del self._places[-1], self._tops[-1], self._grammars[-1]
+
+    def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        pass
+
+    def max_ahead(self, drafts: Sequence[int]) -> int:
+        return 2 * (DRAFTS + 1) + 1
+
+    def joins(self, rows: Sequence[TrunkRows]) -> bool:
+        return False
+
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        return sum(counts)
+
+    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+        pass
+
+    def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
+        following = []
+        for index, at in enumerate(self._places):
+            own = [self._text[(at + i) % len(self._text)] for i in range(DRAFTS + 1)]
+            self._places[index] = at + DRAFTS + 1
+            following.append(own)
+        launched = LaunchedRound(list(self._tops), drafts=[DRAFTS] * len(drafts))
+        self._waiting = launched, following
+        if not any(self._grammars):
+            self._end()
+        return launched
+
+    def _end(self) -> None:
+        assert self._waiting is not None
+        (launched, made), self._waiting = self._waiting, None
+        emitted = torch.tensor([[len(own), *own] for own in made])
+        is_told = any(top is not None for top in self._tops)
+        launched.copy_out(emitted, self._told(len(made) * (DRAFTS + 1)) if is_told else None)
+
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        raise AssertionError("rows do not join")
+
+    def is_drafting(self) -> bool:
+        return False
+
+    def drafted(self) -> list[list[int]] | None:
+        return None if self._waiting is None else [own[:DRAFTS] for own in self._waiting[1]]
+
+    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        if masks:
+            self._copies.copy(masks, DRAFTS + 1, count=self.sizes.max_requests)
+        self._end()
+
+    def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
+        raise AssertionError("there is memory")
+
+    def warm_up(self) -> None:
+        pass
+
+    def time_rounds(self) -> list[SizeTimes]:
+        return []
+
+    def time_passes(self) -> tuple[tuple[int, float], ...]:
+        return ()
+
+    def bucket(self, count: int) -> int:
+        return count
+
+
+def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -> dict[str, Any]:
+    """Steps while all requests decode."""
+    vocab, tokenizer = engine.model.config.vocab, engine.prompts.tokenizer
+    text, spec = random.Random(0).choices(range(10, 40000), k=400), None
+    if kind in GRAMMARS:
+        spec, words = cases()[GRAMMARS[kind]]
+        text = tokenizer.encode(words, add_special_tokens=False)
+    rounds = QuickRounds(count, vocab, text)
+    engine.loop.rounds = Rounds(rounds, engine.pool)
+    most = 1 + (given.rounds + 8) * (DRAFTS + 1)
+    if spec is not None:
+        most = min(most, len(text) - DRAFTS)
+    params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=most, **KINDS[kind])
+    for _ in range(count):
+        grammar = given.compiler.compile(spec) if spec is not None else None
+        engine.add([text[-1]], params, grammar=grammar)
+    while len(engine.loop.rounds.requests) < count:
+        engine.step()
+    engine.step()
+    profile, seconds = cProfile.Profile(time.process_time), []
+    while engine.has_work:
+        started = time.process_time()
+        if given.profile:
+            profile.enable()
+        updates = engine.step()
+        profile.disable()
+        if len(engine.loop.rounds.requests) == count and not any(u.finish_reason for u in updates):
+            seconds.append(time.process_time() - started)
+    if given.profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(28)
+    row = {"kind": kind, "requests": count, "rounds": len(seconds)}
+    return {**row, "step_ms": round(1e3 * statistics.median(seconds), 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--requests", default="8,128")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    counts = [int(number) for number in given.requests.split(",")]
+    engine = Engine(
+        given.model, speculate=0, max_running_requests=max(counts), device="cpu",
+        kv_bytes=1 << 28, prefix_caching=False, kernels="off",
+    )  # fmt: skip
+    tokenizer = engine.prompts.tokenizer
+    given.compiler = GrammarCompiler(
+        tokenizer, engine.model.config.vocab, end_ids=[tokenizer.eos_token_id], max_seconds=60
+    )
+    found = []
+    for count in counts:
+        for kind in given.kinds.split(","):
+            found.append(measured(engine, kind, count, given))
+            print(json.dumps(found[-1]), flush=True)
+    given.compiler.close()
+    print(json.dumps({"rows": found}))
+
+
+if __name__ == "__main__":
+    main()

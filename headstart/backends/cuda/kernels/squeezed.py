@@ -1,0 +1,77 @@
+"""Rows of a verification in which each request has as many as it has drafts, without gaps.
+
+Requests that copy have many drafts, those beside them few: no row is computed for drafts that are
+not there. Requests are as in `rounds.py`; B of them, R rows of each at most, M rows of the pass.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
+
+
+def squeeze_trunk_rows(
+    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, drafted: Tensor,
+    ids: Tensor, positions: Tensor, kv_slots: Tensor, sources: Tensor, places: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows of requests [B].
+
+    drafted [B, R]: the newest token and its drafts, of which `limits` [B] count. sources [M]: which
+    of [B * R] a row is, 0 for rows behind the last; places [B * R]: the row that each is, and for
+    one that does not count the request's last.
+    """
+    (requests, rows), total, fill = drafted.shape, ids.shape[0], 128
+    seen, starts, counts = (
+        torch.empty(requests, dtype=torch.int32, device=lengths.device) for _ in range(3)
+    )
+    _squeeze_rows[(requests + triton.cdiv(total, fill),)](
+        lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
+        starts, counts, tables.stride(0), drafted.stride(0), requests, total, ROWS=rows,
+        BLOCK=triton.next_power_of_2(rows), REQUESTS=triton.next_power_of_2(requests), FILL=fill,
+        PAGE=block_size, num_warps=1,
+    )  # fmt: skip
+    return seen, starts, counts
+
+
+@jit(do_not_specialize=["requests", "total"])
+def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places,
+                  seen, starts, counts, table_stride, drafted_stride, requests, total,
+                  ROWS: tl.constexpr, BLOCK: tl.constexpr, REQUESTS: tl.constexpr,
+                  FILL: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+    request = tl.program_id(0)
+    others = tl.arange(0, REQUESTS)
+    is_other = others < requests
+    all_left = tl.load(left + others, is_other, 0)
+    is_running = is_other & (tl.load(lengths + others, is_other, 0) > 0) & (all_left > 0)
+    all_drafts = tl.minimum(tl.load(limits + others, is_other, 0), all_left - 1)
+    all_rows = tl.where(is_running, tl.minimum(all_drafts + 1, ROWS), 0)
+    if request < requests:
+        count = tl.sum(tl.where(others == request, all_rows, 0), 0)
+        start = tl.sum(tl.where(others < request, all_rows, 0), 0)
+        row = tl.arange(0, BLOCK)
+        at = start + row
+        first = tl.load(lengths + request) - 1
+        slot = first + row
+        is_row = (row < count) & (at < total)
+        block = tl.load(tables + request * table_stride + slot // PAGE, is_row, 0)
+        token = tl.load(drafted + request * drafted_stride + row, is_row, 0)
+        tl.store(ids + at, token, is_row)
+        tl.store(positions + at, slot.to(tl.int64), is_row)
+        tl.store(kv_slots + at, (block * PAGE + slot % PAGE).to(tl.int32), is_row)
+        tl.store(sources + at, (request * ROWS + row).to(tl.int64), is_row)
+        last = tl.minimum(start + tl.maximum(count, 1), total) - 1
+        tl.store(places + request * ROWS + row, tl.minimum(at, last).to(tl.int64), row < ROWS)
+        tl.store(seen + request, tl.where(count > 0, first, -1).to(tl.int32))
+        tl.store(starts + request, start.to(tl.int32))
+        tl.store(counts + request, count.to(tl.int32))
+    else:
+        blank = (request - requests) * FILL + tl.arange(0, FILL)
+        is_blank = (blank >= tl.sum(all_rows, 0)) & (blank < total)
+        tl.store(ids + blank, (blank * 0).to(tl.int64), is_blank)
+        tl.store(positions + blank, (blank * 0).to(tl.int64), is_blank)
+        tl.store(kv_slots + blank, (blank * 0 - 1).to(tl.int32), is_blank)
+        tl.store(sources + blank, (blank * 0).to(tl.int64), is_blank)

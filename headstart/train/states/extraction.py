@@ -1,0 +1,81 @@
+"""Lets vLLM compute the states of a dataset's records, in a process and environment of its own.
+
+HEADSTART_VLLM_PYTHON names the interpreter that has vLLM (else this one), and HEADSTART_VLLM_ARGS
+further arguments of vLLM's LLM as JSON, such as {"tensor_parallel_size": 8}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import headstart
+from headstart.data.records import Record
+from headstart.errors import ConfigError, DataError, some
+from headstart.train.states.elsewhere import extracted_name, missing
+
+PYTHON, ARGUMENTS = "HEADSTART_VLLM_PYTHON", "HEADSTART_VLLM_ARGS"
+_PROGRAM = "headstart.vllm_plugin.extract"
+_SAID = 600  # characters of its log that a failure shows
+
+
+def extract(
+    model: Path, records: Sequence[Record], folder: Path, say: Callable[[str], None]
+) -> None:
+    """Fill `folder` with the states of records that it lacks; DataError says why it could not."""
+    left = missing(folder, records)
+    if not left:
+        return
+    say(f"vLLM computes the states of {len(left)} records, into {folder}")
+    job = {
+        "model": str(model.resolve()), "folder": str(folder.resolve()), "arguments": _arguments(),
+        "records": [
+            {"name": extracted_name(r), "ids": r.ids.tolist(), "num_prompt": r.num_prompt}
+            for r in left
+        ],
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="headstart-extract-") as place:
+        path = Path(place) / "job.json"
+        path.write_text(json.dumps(job))
+        python = os.environ.get(PYTHON, sys.executable)
+        try:
+            done = subprocess.run(
+                [python, "-m", _PROGRAM, str(path)], cwd=place, capture_output=True, text=True,
+                env={**os.environ, "PYTHONPATH": _path(python)},
+            )  # fmt: skip
+        except OSError as error:
+            raise ConfigError(
+                f"{PYTHON} is {python}, which does not run ({error.strerror}). Name the Python of "
+                "vLLM's environment."
+            ) from error
+    lacking = [record.id for record in missing(folder, records)]
+    if done.returncode or lacking:
+        said = " ".join(done.stderr.strip()[-_SAID:].split())
+        raise DataError(
+            f"vLLM did not give the states of {some(lacking) if lacking else 'all records'} (exit "
+            f"{done.returncode}: {said}). What it gave is kept in {folder}; run again, or leave "
+            "--states-from out."
+        )
+
+
+def _arguments() -> dict[str, object]:
+    text = os.environ.get(ARGUMENTS, "{}")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{ARGUMENTS} is {text[:80]!r}; expected a JSON object.")
+    return found
+
+
+def _path(python: str) -> str:
+    """Another environment need not have Headstart installed."""
+    given = os.environ.get("PYTHONPATH", "")
+    own = str(Path(headstart.__file__).parents[1])
+    return given if python == sys.executable else os.pathsep.join(filter(None, [own, given]))

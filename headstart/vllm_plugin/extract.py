@@ -1,0 +1,103 @@
+"""Runs inside vLLM's environment: the trunk's states of given texts, by `extract_hidden_states`.
+
+python -m headstart.vllm_plugin.extract JOB.json
+
+The job names model, folder to write to, arguments for vLLM's LLM, and records (name, ids, tokens of
+the prompt). A file for each appears whole in the folder (collected.py), with the states before the
+last norm. vLLM drafts nothing meanwhile, so the model needs no head.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import DataError
+
+_AT_ONCE = 256  # records that vLLM is given together
+
+
+def settings(job: dict[str, Any], num_layers: int, folder: Path) -> dict[str, Any]:
+    """Arguments of vLLM's LLM."""
+    # What follows layer N is called N + 1 there; behind the last one comes the norm.
+    layers = {"eagle_aux_hidden_state_layer_ids": [num_layers]}
+    return {
+        "model": job["model"], "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,  # of a prefix that is not computed there are no states
+        "max_model_len": max(len(record["ids"]) for record in job["records"]) + 8,
+        **job["arguments"],
+        "speculative_config": {
+            "method": "extract_hidden_states", "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": layers},
+        },
+        "kv_transfer_config": {
+            "kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(folder)},
+        },
+    }  # fmt: skip
+
+
+def num_layers_of(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text())
+    found = config.get("text_config", config).get("num_hidden_layers")
+    if not isinstance(found, int):
+        raise DataError(f"{model}/config.json does not say num_hidden_layers; add it.")
+    return found
+
+
+def main() -> None:
+    import tempfile
+
+    import torch
+
+    from headstart.vllm_plugin.collected import Collected, write
+
+    job = json.loads(Path(sys.argv[1]).read_text())
+    out = Path(job["folder"])
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="extracted-", dir=out) as place:
+        given = settings(job, num_layers_of(Path(job["model"])), Path(place))
+        for record, states in _extracted(given, job["records"]):
+            ids = torch.tensor(record["ids"], dtype=torch.int32)
+            found = Collected(ids, states, record["num_prompt"], "before_final_norm")
+            write(out, record["name"], found)
+            print(record["name"], flush=True)
+
+
+def _extracted(given: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, Any]]:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**given)
+    params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
+    for start in range(0, len(records), _AT_ONCE):
+        part = records[start : start + _AT_ONCE]
+        prompts = [{"prompt_token_ids": record["ids"]} for record in part]
+        for record, output in zip(part, llm.generate(prompts, params, use_tqdm=False), strict=True):
+            path = Path((output.kv_transfer_params or {})["hidden_states_path"])
+            tensors = _load(path)
+            path.unlink(missing_ok=True)
+            if tensors["token_ids"].tolist()[: len(record["ids"])] != record["ids"]:
+                raise DataError(f"vLLM wrote states of another text than {record['name']}.")
+            states = tensors["hidden_states"]
+            yield record, states.reshape(len(states), -1)[: len(record["ids"])].contiguous()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """Some releases write in a thread, and have a function that waits for it."""
+    from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as own
+
+    wait = getattr(own, "load_hidden_states", None)
+    if wait is not None:
+        found: dict[str, Any] = wait(str(path))
+        return found
+    from safetensors.torch import load_file
+
+    stored: dict[str, Any] = load_file(path)
+    return stored
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What our worker collects in the real vLLM on the CPU: text and target states as ours are.
+
+vLLM serves a tiny model with drafts from half of the tokens while our worker collects, and, once
+more, with a head whose fusion has its halves swapped, which is replaced before the prompts. Text
+and counters must be as without; every collected answer must be the beginning of one that was
+given, with the states that our trunk has for it, and a dataset of them must train as it does with
+our trunk's states. Control: states of the answer beside it.
+
+Prints a table, writes JSON with --json, exits 1 on any failure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from checking import check_all, interop_parser
+from checkpoints import CommandFailed, headstart, swap_fusion_halves, with_changed_head
+from engine_check import FAMILIES, make_model
+from environments import python_of
+from plugin_site import plugin_site
+from vllm_engine import Engine as Vllm
+from vllm_engine import EngineFailed, Served
+from vllm_plugin_check import CHOOSING, Result, halves, ours
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import HeadstartError
+from headstart.models.build import build
+from headstart.models.documents import Documents
+from headstart.models.unroll import trunk_states
+from headstart.vllm_plugin.collected import Collected, files, read
+from headstart.vocab.files import write
+
+DEPTH = 3
+WORKER = "headstart.vllm_plugin.collect.Worker"
+CLOSE = {"F32": 1e-4, "BF16": 5e-2}  # of the largest state
+
+
+def our_states(model: Path, found: list[Collected]) -> list[torch.Tensor]:
+    built = build(Checkpoint.open(model), device="cpu", dtype="float32", layout="vllm")
+    assert built.head is not None
+    kind = built.head.layout.trunk_hidden
+    with torch.no_grad():
+        return [
+            trunk_states(built.trunk, one.ids.long(), Documents((len(one.ids),)), kind)
+            for one in found
+        ]
+
+
+def distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    rows = min(len(one), len(other))
+    one, other = one[:rows].float(), other[:rows].float()
+    return float((one - other).abs().max() / other.abs().max())
+
+
+def check_collected(result: Result, model: Path, folder: Path, served: Served) -> None:
+    found = [read(path) for path in files(folder)]
+    # The one that ends last is copied in the step behind it, which an offline engine does not make.
+    size = len(served.tokens) - 1
+    result.expect(served.after == [{"written": size, "left_out": 0}], f"it says {served.after}")
+    result.expect(len(found) == size, f"{len(found)} answers of {size} were collected")
+    texts = {tuple(one.ids.tolist()[one.num_prompt :]) for one in found}
+    given = [tuple(tokens) for tokens in served.tokens]
+    result.expect(
+        all(any(text == tokens[: len(text)] for tokens in given) for text in texts),
+        "a collected text is none that was given",
+    )
+    most = CLOSE[result.dtype]
+    states = our_states(model, found)
+    apart = [distance(one.states, own) for one, own in zip(found, states, strict=True)]
+    control = [distance(one.states, own) for one, own in zip(found, states[1:], strict=False)]
+    lengths = [len(one.ids) - one.num_prompt for one in found]
+    print(f"{result.family:17} {len(found)} answers of {lengths} tokens, states apart by at most "
+          f"{max(apart):.1e}, of others' {min(control):.1e}", flush=True)  # fmt: skip
+    result.expect(max(apart) <= most, f"states are {max(apart):.1e} apart")
+    result.expect(min(control) > 10 * most, "control: another answer's states are as near")
+
+
+def check_training(result: Result, model: Path, folder: Path, work: Path) -> None:
+    """A dataset of collected answers, trained on with their states and with our trunk's."""
+    words = ("--import", "--min-answer-tokens", "1", "--heldout", "0.3")
+    headstart("distill", model, "--prompts", folder, *words, "--out", work / "data")
+    found = {}
+    for name, more in (("collected", ("--states-from", folder)), ("computed", ())):
+        options = ("--epochs", "20", "--eval-every", "5", "--device", "cpu", "--dtype", "float32")
+        run = ("--data", work / "data", "--out", work / f"run-{name}")
+        headstart("train", model, *run, *options, *more)
+        lines = (work / f"run-{name}" / "metrics.jsonl").read_text().splitlines()
+        found[name] = [json.loads(line) for line in lines]
+    far = 0.0
+    for one, other in zip(found["collected"], found["computed"], strict=True):
+        for key, value in one.items():
+            if isinstance(value, float) and key != "seconds":
+                far = max(far, abs(value - other[key]) / max(abs(value), 1e-3))
+    steps = len(found["collected"])
+    print(f"{result.family:17} trained: {steps} lines of metrics, apart by at most {far:.1e}")
+    result.expect(steps > 0 and far < 0.02, f"training differs by {far:.1e}")
+
+
+def check(family: str, python: Path, site: Path, work: Path, versions: dict[str, str]) -> Result:
+    result = Result(family, FAMILIES[family]["dtype"])
+    model = make_model(family, work / "model")
+    other = with_changed_head(model, work / "other", swap_fusion_halves)
+    variables = {"PYTHONPATH": str(site), "VLLM_LOGGING_LEVEL": "INFO"}
+    with Vllm(python, work / "vllm.log", work, variables) as vllm:
+        versions.update(vllm.versions)
+        plain = vllm.serve(model, 0, result.dtype).tokens
+        half, _ = halves(plain, max(2, _vocab_size(model)))
+        write([half], work / "half.json")
+
+        def serve(start: Path, folder: Path, head: Path | None = None) -> Served:
+            asked: dict[str, Any] = {"draft_vocab": str(work / "half.json"), "collect": str(folder)}
+            return vllm.serve(
+                start, DEPTH, result.dtype, speculative=CHOOSING, worker_cls=WORKER,
+                additional_config={"headstart": asked}, after="headstart_collected", swapped=head,
+            )  # fmt: skip
+
+        own = ours(model, DEPTH, half)
+        found = serve(model, work / "collected")
+        result.add("half of them, collected", DEPTH, found, plain, like=own)
+        check_collected(result, model, work / "collected", found)
+        if result.dtype == "F32":
+            check_training(result, model, work / "collected", work)
+        found = serve(other, work / "again", head=model)
+        result.add("swapped in, half of them", DEPTH, found, plain, like=own)
+        found = serve(other, work / "control")
+        result.add("control: not swapped in", DEPTH, found, plain, like=own, is_control=True)
+        check_collected(result, model, work / "control", found)  # states do not depend on the head
+    return result
+
+
+def _vocab_size(model: Path) -> int:
+    return int(Checkpoint.open(model).config.fields["vocab_size"])
+
+
+def main() -> int:
+    options = interop_parser(__doc__, FAMILIES).parse_args()
+    python = python_of(options.envs, options.env)
+    site = plugin_site(python, options.work / "collect")
+    return check_all(
+        options.only or ["mimo"],
+        lambda family, work, versions: check(family, python, site, work, versions),
+        lambda family, error: Result(family, "F32", failures=[error]),
+        errors=(CommandFailed, EngineFailed, HeadstartError),
+        folder=lambda family: options.work / f"collect-{family}",
+        out=options.json,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
