@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from headstart.backends.base import Backend
-from headstart.errors import DataError, HeadNotFound
+from headstart.errors import DataError
 from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
 from headstart.models.unroll import teacher_states, trunk_states
 from headstart.simulate.answers import Answer, Batch, answers_of, grouped
+from headstart.simulate.drafting import Drafting, head_of
 from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
-from headstart.simulate.own_columns import OwnColumns
 from headstart.simulate.plan import Plan
 from headstart.simulate.rates import FormulaRates, Interval, Rates, formula_rates, rates
 from headstart.simulate.served import ServedMatches, Text
-from headstart.vocab.own_tokens import OwnRule
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -95,13 +94,13 @@ def score(
     `read`: what `batches` gave before, where several heads are scored on the same trunk's states.
     """
     ways = vocabs or {WHOLE: lambda record: None}
-    made: dict[str, _Drafting] = {}
+    made: dict[str, Drafting] = {}
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
     for chunk, batch in read or batches(built, records, plan, max_drafts, end_ids):
         by_id = {record.id: record for record in chunk}
         with torch.inference_mode():
             depths = unrolled(
-                _head(built), built.trunk.embed, built.trunk.rotary, batch, max_drafts
+                head_of(built), built.trunk.embed, built.trunk.rotary, batch, max_drafts
             )
             for name, vocab_of in ways.items():
                 choices: dict[str, list[Answer]] = {}
@@ -109,7 +108,7 @@ def score(
                     vocab = vocab_of(by_id[answer.record_id])
                     key = "" if vocab is None else vocab.name
                     if key not in made:
-                        made[key] = _Drafting.of(built, vocab, own)
+                        made[key] = Drafting.of(built, vocab, own)
                     choices.setdefault(key, []).append(answer)
                 for key, answers in choices.items():
                     logits = made[key].logits(batch, answers)
@@ -192,7 +191,7 @@ def _found(
 ) -> Sequence[Matches | Expected]:
     if plan.method == "replay":
         return answer_matches(depths, batch, answers, logits)
-    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
+    trunk, kind = built.trunk, head_of(built).layout.trunk_hidden
     return expectations(
         depths, batch, answers, logits,
         lambda states: trunk.logits(teacher_states(trunk, states, kind)),
@@ -204,8 +203,8 @@ def batches(
     built: LoadedModel, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
 ) -> Iterator[Read]:
     """The records a few at a time, with the states that the trunk has for them."""
-    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
+    trunk, kind = built.trunk, head_of(built).layout.trunk_hidden
+    size = built.config.state_size(head_of(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):
         _check_length(built, chunk)
         documents = Documents(tuple(len(record.ids) for record in chunk))
@@ -221,61 +220,6 @@ def batches(
         with torch.inference_mode():
             states = trunk_states(trunk, ids, documents, kind)
         yield chunk, Batch(states, ids, documents, answers)
-
-
-def _head(built: LoadedModel) -> Any:
-    if built.head is None:
-        raise HeadNotFound(
-            f"{built.checkpoint.folder} has no head to score. Give one with --head, or make one "
-            "with `headstart graft`."
-        )
-    return built.head
-
-
-@dataclass(frozen=True)
-class _Drafting:
-    """What drafts of one vocabulary are chosen from; `rule`: and of texts' own tokens."""
-
-    built: LoadedModel
-    shared: DraftLogits
-    rule: OwnRule | None
-
-    @classmethod
-    def of(cls, built: LoadedModel, vocab: DraftVocab | None, own: int) -> _Drafting:
-        ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
-        rule = None
-        if own and vocab is not None:
-            rule = OwnRule.of(vocab.ids, built.config.vocab, own)
-        return cls(built, _logits(built, ids), rule)
-
-    def logits(self, batch: Batch, answers: Sequence[Answer]) -> DraftLogits:
-        """For these answers of a batch."""
-        if self.rule is None or self.shared.ids is None:
-            return self.shared
-        starts = batch.documents.starts
-        texts = [
-            (first, batch.ids[first : first + batch.documents.lengths[at]].tolist())
-            for at, first in ((at, starts[at]) for at in {a.document for a in answers})
-        ]
-        columns = OwnColumns.of(self.rule, self.shared.ids, texts)
-        return replace(_logits(self.built, columns.ids), own=columns)
-
-
-def _logits(built: LoadedModel, ids: torch.Tensor | None) -> DraftLogits:
-    """As the engine's runner computes them, so that not even rounding differs."""
-
-    def of(lm_head: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        kept = lm_head if ids is None else lm_head.only_rows(ids)
-
-        def compute(states: torch.Tensor) -> torch.Tensor:
-            values = kept(states)
-            assert isinstance(values, torch.Tensor)
-            return values if values.dtype == torch.float64 else values.float()
-
-        return compute
-
-    own = tuple(of(lm_head) for lm_head in _head(built).own_lm_heads)
-    return DraftLogits(of(built.trunk.lm_head), ids, own)
 
 
 def _summary(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scores:

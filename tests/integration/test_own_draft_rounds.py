@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,16 +67,3 @@ def test_rounds_draft_what_the_plain_engine_drafts(kind: str, folder: Path) -> N
     assert acceptance != wanted[1], "own tokens are drafted"
     if kind != "rejecting":
         assert texts == wanted[0]
-
-
-def test_a_request_that_leaves_rounds_goes_on_with_the_same_tokens(folder: Path) -> None:
-    """Log-probabilities of many alternatives are the host's: beside them, rounds stop and start."""
-    own = {"draft_vocab": LISTS[:1], "draft_vocab_own": LIMIT, "speculate": 2}
-    drafted: list[Counter[int]] = []
-    texts = []
-    for kernels in ("on", "off"):
-        engine = start(folder, kernels, kv_bytes=1 << 14, **own)
-        results = engine.generate(PROMPTS, [replace(PLAIN, max_tokens=14)] * len(PROMPTS))
-        texts.append(ids_of(results))
-        drafted.append(Counter(str(result.stats.acceptance) for result in results))
-    assert texts[0] == texts[1] and drafted[0] == drafted[1]

@@ -102,7 +102,7 @@ def own_logits(x: Tensor, weight: Tensor, own: OwnSlots) -> Tensor:
 
 
 def _block(inputs: int) -> int:
-    return min(_INPUTS, triton.next_power_of_2(inputs))
+    return int(min(_INPUTS, triton.next_power_of_2(inputs)))
 
 
 @jit(do_not_specialize=["number", "stride", "width"])
