@@ -31,8 +31,10 @@ hooks: .venv/ready
 	$(BIN)/python -m pip install --quiet pre-commit
 	$(BIN)/pre-commit install
 
-# The documentation as a site in build/docs/site; links and anchors that lead nowhere fail.
+# The documentation as a site in build/docs/site; commands that do not run or cannot be parsed fail,
+# and links and anchors that lead nowhere.
 docs: .venv/ready
+	$(BIN)/python -m pytest --quiet tests/test_docs.py
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python scripts/docs_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -2,38 +2,52 @@
 
     python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --out result.json
     python benchmarks/copied_drafts.py mt_bench.jsonl --out result.json
+    python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --predict result.json
 
 The demo's model, greedy, one request at a time, answers of at most 256 tokens. Four engines answer
 each prompt in turns, step by step, so that all see the machine in the same state: without drafts,
 with the head alone (`auto`, draft_from head), with copies alone (speculate context), and with both
 (`auto`). Time inside an engine counts, once with and once without the prompt's. Speeds are tokens
 of all prompts over seconds of all. Answers that loop (a span three times in a row) count apart.
+
+With `--predict` the code of `score` first predicts, from the answers that an earlier run wrote down
+and from rounds that it times in this process, what is measured then, by category. Said besides: how
+many cores other processes used meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
+from headstart.data.records import Record
 from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
 from headstart.demo.unpacked import ready
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.engine.output import Completion
+from headstart.predict.head_speed import open_prediction
+from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
+MOST_OF_HEAD = 5  # drafts that a prediction considers: more do not pay on a CPU
 SPAN = 8  # tokens that must be the prompt's to count as copied
+ALL, LOOPS = "all", "looping"
 LOOPING = (16, 3)  # tokens of a loop at least, and how often its span comes
 
 
@@ -59,14 +73,17 @@ class Side:
             self.prompt_seconds = self.seconds
 
 
-def open_sides(weights: Any, max_tokens: int, threads: int | None) -> dict[str, Side]:
+def open_sides(
+    names: Sequence[str], weights: Any, max_tokens: int, threads: int | None
+) -> dict[str, Side]:
     common = EngineOptions(
         speculate="auto", weights=weights, threads=threads, max_running_requests=1,
         max_model_len=2048, prefix_caching=False,
     )  # fmt: skip
     kinds: dict[str, Any] = {"plain": 0, "head": "auto", "context": "context", "auto": "auto"}
     sides = {}
-    for name, speculate in kinds.items():
+    for name in names:
+        speculate = kinds[name]
         vocab = shipped_vocab() if speculate == "auto" else None
         options = replace(common, speculate=speculate, threads=threads or torch.get_num_threads())
         engine = Engine(ready(), options=options, draft_vocab=vocab)
@@ -110,25 +127,27 @@ def loops(tokens: Sequence[int]) -> bool:
 def measure(sides: dict[str, Side], prompts: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
     for number, prompt in enumerate(prompts, 1):
         said = answer(sides, prompt)
-        ids = sides["plain"].engine.prompts.read([prompt.messages[0]])
-        tokens = said["plain"].token_ids
+        first = next(iter(sides))
+        ids = sides[first].engine.prompts.read([prompt.messages[0]])
+        tokens = said[first].token_ids
         row = {
             "id": prompt.id, "category": prompt.category, "tokens": len(tokens),
             "identical": all(one.token_ids == tokens for one in said.values()),
-            "copied_share": copied_share(ids, tokens), "loops": loops(tokens),
+            "copied_share": copied_share(ids, tokens), "loops": loops(tokens), "answer": tokens,
+            "prompt_tokens": list(ids), "finish_reason": said[first].finish_reason,
             "seconds": {name: side.seconds for name, side in sides.items()},
             "prompt_seconds": {name: side.prompt_seconds for name, side in sides.items()},
             "accepted_copies": {n: one.stats.copied_accepted for n, one in said.items()},
             "acceptance_length": {n: one.stats.acceptance.length for n, one in said.items()},
         }  # fmt: skip
-        speeds = " ".join(f"{n} {len(tokens) / sides[n].seconds:.1f}" for n in SIDES)
+        speeds = " ".join(f"{n} {len(tokens) / side.seconds:.1f}" for n, side in sides.items())
         print(f"{number}/{len(prompts)} {prompt.id}: {speeds} tokens/s", flush=True)
         yield row
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speeds over all rows, with and without the prompts' time, over those of the head alone."""
-    tokens = sum(row["tokens"] for row in rows)
+    """Speeds over all rows, with and without the prompts' time, and `auto`'s over the others'."""
+    tokens, names = sum(row["tokens"] for row in rows), list(rows[0]["seconds"])
 
     def speed(name: str, *, decoding: bool) -> float:
         seconds = sum(row["seconds"][name] for row in rows)
@@ -138,16 +157,71 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
     for kind, decoding in (("whole", False), ("decoding", True)):
-        speeds = {name: speed(name, decoding=decoding) for name in SIDES}
-        found[kind] = {
-            "tokens_per_second": speeds,
-            "auto_over_head": speeds["auto"] / speeds["head"],
-            "auto_over_context": speeds["auto"] / speeds["context"],
-            "auto_over_plain": speeds["auto"] / speeds["plain"],
-        }
+        speeds = {name: speed(name, decoding=decoding) for name in names}
+        over = {f"auto_over_{n}": speeds["auto"] / s for n, s in speeds.items() if n != "auto"}
+        found[kind] = {"tokens_per_second": speeds, **over}
     found["copied_share"] = sum(r["copied_share"] * r["tokens"] for r in rows) / max(1, tokens)
     found["identical"] = sum(row["identical"] for row in rows)
     return found
+
+
+def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict[str, Any]:
+    """What `score` says of these answers, by part: speeds over no drafts."""
+    records = []
+    for row in rows:
+        ids, num_prompt = [*row["prompt_tokens"], *row["answer"]], len(row["prompt_tokens"])
+        records.append(Record(
+            id=row["id"], prompt_id=row["id"], turn=0, sample=0, ids=np.array(ids),
+            category=LOOPS if row["loops"] else row["category"],
+            mask=np.arange(len(ids)) >= num_prompt, seed=0, exact_ids=True, num_prompt=num_prompt,
+            sampling={"temperature": 0.0, "max_tokens": given.max_tokens},
+            finish_reason=row["finish_reason"],
+        ))  # fmt: skip
+    options = PredictionOptions(
+        vocab=shipped_vocab(), weights=given.weights, max_drafts=MOST_OF_HEAD
+    )
+    found = open_prediction(Checkpoint.open(ready()), records, options).run()
+    gc.collect()
+    print(f"costs of the prediction: {found['costs']}", flush=True)
+    last = found["results"][-1]  # with the draft vocabulary
+    names = {name: f"{name}_speed_up" for name in SIDES[1:]}
+    return {
+        part: {side: own[name] for side, name in names.items()}
+        for part, own in {ALL: last, **last["by_category"]}.items()
+    }
+
+
+def compared(
+    said: dict[str, Any], found: dict[str, Any], parts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Predicted and measured speeds over no drafts, by part and side."""
+    rows = []
+    for part in parts:
+        speeds = found[part]["decoding"]["tokens_per_second"]
+        for side in SIDES[1:]:
+            real = speeds[side] / speeds["plain"]
+            rows.append({
+                "part": part, "side": side, "predicted": said[part][side], "measured": real,
+                "off": said[part][side] / real - 1,
+            })  # fmt: skip
+    return rows
+
+
+class Others:
+    """How many cores other processes used since the beginning."""
+
+    def __init__(self) -> None:
+        self._began = self._seconds()
+
+    def _seconds(self) -> tuple[float, float]:
+        numbers = Path("/proc/stat").read_text().split()[1:9]
+        busy = sum(map(int, numbers)) - int(numbers[3]) - int(numbers[4])
+        return busy / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4]), time.perf_counter()
+
+    @property
+    def cores(self) -> float:
+        busy, now = self._seconds()
+        return (busy - self._began[0]) / (now - self._began[1])
 
 
 def main() -> None:
@@ -159,32 +233,53 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--limit", type=int, help="this many prompts of each category")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--predict", type=Path, help="result of an earlier run, with its answers")
     parser.add_argument("--out", type=Path, help="all rows, as JSON")
     arguments = parser.parse_args()
     groups: dict[str, list[Conversation]] = {}
     for prompt in read_conversations(arguments.prompts):
         groups.setdefault(prompt.category, []).append(prompt)
-    prompts = [one for own in groups.values() for one in own[: arguments.limit]]
-    sides = open_sides(arguments.weights, arguments.max_tokens, arguments.threads)
+    # Categories in turns: what a machine does meanwhile hits all of them.
+    turns = zip_longest(*(own[: arguments.limit] for own in groups.values()))
+    prompts = [one for turn in turns for one in turn if one is not None]
+    others, said = Others(), dict[str, Any]()
+    names = [name for name in SIDES if name in arguments.sides]
+    sides = open_sides(names, arguments.weights, arguments.max_tokens, arguments.threads)
+    if arguments.predict is not None:
+        known = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
+        said = predicted([known[prompt.id] for prompt in prompts], arguments)
     answer(sides, prompts[0])  # warms up
-    rows = list(measure(sides, prompts))
+    rows = []
+    for row in measure(sides, prompts):
+        rows.append(row)
+        if arguments.out:  # a run that is cut off has shown something
+            arguments.out.write_text(json.dumps({"rows": rows}) + "\n")
     straight = [row for row in rows if not row["loops"]]
-    parts = {"all that do not loop": straight, "all": rows}
-    parts["looping"] = [row for row in rows if row["loops"]]
+    parts = {"all that do not loop": straight, ALL: rows}
+    parts[LOOPS] = [row for row in rows if row["loops"]]
     parts |= {name: [r for r in straight if r["category"] == name] for name in groups}
     found = {name: summary(part) for name, part in parts.items() if part}
-    print(f"{'':<22}prompts  copied  identical  auto/head  auto/context  auto/plain  (decoding)")
+    against = [name for name in names if name != "auto"]
+    print(f"{'':<22}prompts  copied  identical  decoding: auto over {', '.join(against)}")
     for name, own in found.items():
-        speeds = own["decoding"]
+        speeds = "  ".join(f"{own['decoding'][f'auto_over_{side}']:.3f}" for side in against)
         print(
-            f"{name:<22}{own['prompts']:7d} {own['copied_share']:7.0%} {own['identical']:10d} "
-            f"{speeds['auto_over_head']:10.2f} {speeds['auto_over_context']:13.2f} "
-            f"{speeds['auto_over_plain']:11.2f}"
+            f"{name:<22}{own['prompts']:7d} {own['copied_share']:7.0%} {own['identical']:10d}  "
+            f"{speeds}"
         )
+    comparison = compared(said, found, [part for part in said if part in found])
+    for row in comparison:
+        print(
+            f"{row['part']:<22}{row['side']:<8} predicted {row['predicted']:.3f}, measured "
+            f"{row['measured']:.3f} ({row['off']:+.1%})"
+        )
+    print(f"cores that other processes used: {others.cores:.2f}")
     if arguments.out:
         head = shipped_head()
         document = {
-            "summary": found, "rows": rows, "weights": arguments.weights,
+            "summary": found, "predicted": comparison, "rows": rows, "weights": arguments.weights,
+            "cores_of_others": others.cores,
             "max_tokens": arguments.max_tokens, "head": head_digest(head) if head else None,
             "torch": torch.__version__, "threads": torch.get_num_threads(),
             "python": platform.python_version(), "load_average": os.getloadavg(),

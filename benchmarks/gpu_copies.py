@@ -110,12 +110,16 @@ def contest(
     for way, plays in found.items():
         row[way] = {name: median(one[name] for one in plays) for name in plays[0]}
         row[way]["capture_seconds"] = sum(one["capture_seconds"] for one in plays)
-    seconds = {way: sum(one["seconds"] for one in plays) for way, plays in found.items()}
-    row["auto_over_head"] = seconds["head"] / seconds["auto"]
+    # Captures come once in the life of an engine.
+    seconds = {
+        way: [one["seconds"] - one["capture_seconds"] for one in plays]
+        for way, plays in found.items()
+    }
+    row["auto_over_head"] = sum(seconds["head"]) / sum(seconds["auto"])
     row["ratios"] = [
-        head["seconds"] / auto["seconds"]
-        for auto, head in zip(found["auto"], found["head"], strict=True)
+        head / auto for auto, head in zip(seconds["auto"], seconds["head"], strict=True)
     ]
+    row["shapes"] = _shapes(engine)
     row["reason"] = engine.stats.draft_reason
     print(
         f"{count:4d} requests, {share:4.0%} copied: auto "
@@ -130,6 +134,17 @@ def contest(
         flush=True,
     )
     return row
+
+
+def _shapes(engine: Engine) -> list[str]:
+    """Passes of rounds in which requests had different numbers of rows, with how often each ran."""
+    device: Any = None if engine.loop.rounds is None else engine.loop.rounds._device
+    parts = {} if device is None else device.graphs._runs
+    return [
+        f"{part.count} requests, up to {part.num_drafts + 1} rows each, {part.rows} in all: {runs}"
+        for part, runs in parts.items()
+        if getattr(part, "rows", 0) and not part.groups
+    ]
 
 
 def kernel_microseconds(engine: Engine) -> float | None:

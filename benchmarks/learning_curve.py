@@ -3,11 +3,13 @@
     python benchmarks/learning_curve.py --texts texts --prompts prompts.jsonl \
         --questions mt_bench.jsonl --work work --out benchmarks/results/learning_curve
 
-A server with `--learn` answers requests of three kinds (learning_kinds.py). Then there is no
-traffic for `--minutes`, in which the head learns and is swapped. Before and after, the server
-answers other requests of these kinds, whose passages it never saw, and MT-Bench's questions, with
-K = 3; nothing is kept of these. The curve between is the simulator's, on the same answers, for
-every head that served. `--learn-base` is made of `--prompts`, which are no questions of MT-Bench.
+A server with `--learn` answers requests of three kinds (learning_kinds.py), with `--learn-share 0`,
+so that nothing is learned yet, and is stopped. Started again, it has no traffic for `--minutes`, in
+which the head learns and is swapped. Before and after, the server answers other requests of these
+kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing is kept of these.
+The curve between is the simulator's, on the same answers, for every head that served.
+`--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve` and
+`--only learn` do the two halves by themselves: the first needs no quiet machine.
 """
 
 from __future__ import annotations
@@ -22,18 +24,20 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from learning_kinds import KINDS, Asked, requests
 
+from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
 from headstart.processes import python_command
 
 MT_BENCH = "MT-Bench"
-_AT_ONCE = 8
+_AT_ONCE = 16
+_HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
 _HTTP = httpx.Client(timeout=600)
 
 
@@ -118,15 +122,21 @@ def lengths(answers: Sequence[Answered]) -> dict[str, float]:
 
 
 def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
-    """The model's answers to prompts of other kinds, as the first tuning had them."""
+    """The model's answers to prompts of other kinds, as the first tuning had them.
+
+    A fifth are prompts that the first tuning held out, and are held out here.
+    """
     if (out / "dataset.json").is_file():
         return
-    some = out.with_suffix(".jsonl")
+    some, parts = out.with_suffix(".jsonl"), dict[bool, list[str]]({False: [], True: []})
     with open(prompts, encoding="utf-8") as file:
-        some.write_text("".join(line for line, _ in zip(file, range(number), strict=False)))
+        for line in file:
+            sha = prompt_sha(json.loads(line)["messages"])
+            parts[is_heldout(sha, _HELDOUT)].append(line)
+    some.write_text("".join(parts[False][: number * 4 // 5] + parts[True][: number // 5]))
     command = python_command(
         "headstart", "distill", str(model), "--prompts", str(some), "--out", str(out),
-        "--max-tokens", str(max_tokens), "--keep-truncated", "--heldout", "0.25",
+        "--max-tokens", str(max_tokens), "--keep-truncated", "--heldout", str(_HELDOUT),
         "--speculate", "0", "--weights", "int8", "--max-running-requests", "16",
     )  # fmt: skip
     subprocess.run(command, check=True)
@@ -174,27 +184,50 @@ def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> l
     return result
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    work: Path = arguments.work
-    work.mkdir(parents=True, exist_ok=True)
-    model, folder, seen = ready(), work / "learn", work / "seen"
-    for old in (folder, seen):
-        shutil.rmtree(old, ignore_errors=True)
-    seen.mkdir()
+def asked(arguments: argparse.Namespace) -> tuple[list[Asked], list[Asked]]:
+    """Requests to serve, and to measure on."""
     served, measured = requests(
         arguments.texts, served=arguments.served, measured=arguments.measured
     )
     questions = [json.loads(line) for line in arguments.questions.read_text().splitlines()]
     measured += [Asked(MT_BENCH, q["turns"][0]) for q in questions[: arguments.num_questions]]
+    return served, measured
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """The first half: answers before anything was learned, and those to learn from."""
+    work: Path = arguments.work
+    work.mkdir(parents=True, exist_ok=True)
+    model, folder = ready(), work / "learn"
+    shutil.rmtree(folder, ignore_errors=True)
+    served, measured = asked(arguments)
     make_base(model, arguments.prompts, work / "base", arguments.num_base, arguments.max_tokens)
-    server = Server(model, folder, work / "base", work / "server.log", arguments.flags.split())
+    flags = [*arguments.flags.split(), "--learn-share", "0"]
+    server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
-        before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
-        print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
         started = time.time()
         server.ask_all(served, arguments.max_tokens, is_kept=True)
         traffic = time.time() - started
-        print(f"served {len(served)} requests in {traffic:.0f} s; now nothing is asked", flush=True)
+        print(f"served {len(served)} requests in {traffic:.0f} s", flush=True)
+        before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+        print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+    finally:
+        server.stop()
+    found = {"traffic_seconds": traffic, "before": [asdict(answer) for answer in before]}
+    (work / "before.json").write_text(json.dumps(found))
+
+
+def learn(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The second half: learning without traffic, and the same answers again."""
+    work: Path = arguments.work
+    model, folder, seen = ready(), work / "learn", work / "seen"
+    shutil.rmtree(seen, ignore_errors=True)
+    seen.mkdir()
+    served, measured = asked(arguments)
+    found = json.loads((work / "before.json").read_text())
+    before, traffic = [Answered(**each) for each in found["before"]], found["traffic_seconds"]
+    server = Server(model, folder, work / "base", work / "server.log", arguments.flags.split())
+    try:
         swaps = watch(folder, seen, arguments.minutes)
         after = server.ask_all(measured, arguments.max_tokens, is_kept=False)
         print("after:", {k: round(v, 3) for k, v in lengths(after).items()}, flush=True)
@@ -285,8 +318,13 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--flags", default="--weights int8", help="more options of the server")
+    parser.add_argument("--only", choices=("serve", "learn"), help="half of it")
     arguments = parser.parse_args()
-    result = measure(arguments)
+    if arguments.only != "learn":
+        serve(arguments)
+    if arguments.only == "serve":
+        return
+    result = learn(arguments)
     write(result, arguments.out)
     print(json.dumps({"before": result["before"], "after": result["after"]}))
 

@@ -146,14 +146,12 @@ def _command_lines(name: str, purpose: str, command: Any) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join(_argument(p) for p in arguments)
     lines = [f"### headstart {name} {usage}".rstrip(), "", purpose, "", "```bash"]
-    lines += [f"{line}   # {said}" for line, said in EXAMPLES[name].items()]
+    for line, said in EXAMPLES[name].items():
+        whole = f"{line}   # {said}"
+        lines += [whole] if len(whole) <= WIDTH else [f"# {said}:", line]
     lines += ["```", ""]
-    rows = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-    if rows:
-        lines += ["| option | meaning | default |", "|---|---|---|"]
-        lines += [_option(p) for p in rows]
-        lines.append("")
-    return lines
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    return [*lines, *map(_option, options), ""] if options else lines
 
 
 def _argument(parameter: Any) -> str:
@@ -163,10 +161,11 @@ def _argument(parameter: Any) -> str:
 
 def _option(parameter: Any) -> str:
     flags = " / ".join(f"`{flag}`" for flag in [*parameter.opts, *parameter.secondary_opts])
-    default = "" if parameter.default in (None, False, "", ()) else f"`{parameter.default}`"
-    text = (parameter.help or "").replace("|", "\\|")
-    required = " Required." if parameter.required else ""
-    return f"| {flags} | {text}{required} | {default} |"
+    facts = ["required"] if parameter.required else []
+    if parameter.default not in (None, False, "", ()):
+        facts.append(f"default `{parameter.default}`")
+    note = f" ({', '.join(facts)})" if facts else ""
+    return _wrapped(f"- {flags}{note}: {parameter.help or ''}", indent="  ")
 
 
 def errors_page() -> str:
@@ -179,8 +178,8 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    """The tables behind a written part, whose paragraphs are wrapped."""
-    page = _filled(ROOT / "docs/metrics.md", "metrics", metrics_tables())
+    """The lists behind a written part, whose paragraphs are wrapped."""
+    page = _filled(ROOT / "docs/metrics.md", "metrics", metrics_lists())
     written, mark, tables = page.partition("<!--")
     paragraphs = [
         part if part.lstrip().startswith("|") else _wrapped(part) for part in written.split("\n\n")
@@ -188,19 +187,18 @@ def metrics_page() -> str:
     return "\n\n".join(paragraphs) + mark + tables
 
 
-def metrics_tables() -> str:
+def metrics_lists() -> str:
     lines: list[str] = []
     for title, group in GROUPS.items():
-        lines += [f"## {title}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
-        lines += [_metric(metric) for metric in group]
-        lines.append("")
+        lines += [f"## {title}", "", *(_metric(metric) for metric in group), ""]
     return "\n".join(lines)
 
 
 def _metric(metric: Metric) -> str:
-    names = "<br>".join(f"`{name}`" for name in metric.exposed)
+    names = ", ".join(f"`{name}`" for name in metric.exposed)
     labels = ", ".join(f"`{label}`" for label in metric.label_names)
-    return f"| {names} | {metric.kind} | {labels} | {metric.help} |"
+    kind = f"{metric.kind} by {labels}" if labels else metric.kind
+    return _wrapped(f"- {names} ({kind}): {metric.help}", indent="  ")
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_lines import lines_of, parse
+from support.command_lines import lines_of, parse, spans_of, unknown_words
 from support.commands import headstart
 
 from headstart.calibrate.tiny import write_tiny
@@ -17,7 +17,9 @@ from headstart.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FOLDERS = ("docs", "deploy", "examples", "recipes", "scripts", "headstart")
+FOUND = [*ROOT.glob("*.md"), *(path for name in FOLDERS for path in ROOT.glob(f"{name}/**/*.md"))]
+PAGES = sorted(path for path in FOUND if path.name != "card.md")  # a template of a page
 HISTORY = ("CHANGELOG.md", "lab-log.md")  # they may name what is gone
 MAX_LINE = 120
 RUN_ELSEWHERE = ("serve", "bench")  # one does not end, the other takes long: their own tests do
@@ -42,8 +44,7 @@ def test_the_readme_has_at_most_200_lines() -> None:
 
 
 def test_every_command_in_the_readme_runs(workplace: Path) -> None:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    commands = [line for line in lines if line.startswith("headstart ")]
+    commands = lines_of(README)
     assert len(commands) >= 9
     for command in commands:
         _, *words = shlex.split(command, comments=True)
@@ -71,6 +72,20 @@ def test_commands_in_the_docs_can_be_parsed(page: Path) -> None:
             assert parse(line) in line
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_within_sentences_have_options_that_exist(page: Path) -> None:
+    if page.name not in HISTORY:
+        for span in spans_of(page.read_text()):
+            assert unknown_words(span) == [], span
+
+
+def test_a_wrong_option_within_a_sentence_would_be_found() -> None:
+    page = "Say `headstart export\n  m --gone x`, `headstart bench run --url U` or `headstart no`."
+    gone, fine, no = spans_of(page)
+    assert unknown_words(gone) == ["--gone"]
+    assert unknown_words(fine) == [] and unknown_words(no) == ["no"]
+
+
 def test_a_command_with_an_option_that_is_gone_would_be_found() -> None:
     page = "```bash\nheadstart export m --out o   # fine\nheadstart export m \\\n  --gone\n```"
     fine, wrong = lines_of(page)
@@ -87,7 +102,9 @@ def test_generated_pages_are_current() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_to_files_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+    text = page.read_text()
+    named = re.findall(r"(?m)^\[[^\]]+\]: ([^#:\s]+)$", text)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) + named:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
@@ -116,15 +133,10 @@ def test_lines_are_not_too_long(page: Path) -> None:
 
 
 def long_lines(text: str) -> list[str]:
-    """Lines that are too long and could be broken: no tables, no code, no single long word."""
-    found, is_code = [], False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            is_code = not is_code
-        elif not is_code and not line.startswith("|") and len(line) > MAX_LINE:
-            words = re.sub(r"^\s*(?:[-*]|\d+\.)\s", "", line).split()
-            found += [line] if len(words) > 1 else []
-    return found
+    """Lines that are too long: of text, tables and code; a single long word cannot be broken."""
+    long = [line for line in text.splitlines() if len(line) > MAX_LINE]
+    words = [re.sub(r"^\s*(?:[-*]|\d+\.)\s", "", line).split() for line in long]
+    return [line for line, own in zip(long, words, strict=True) if len(own) > 1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -145,8 +157,8 @@ def test_a_heading_below_a_line_of_text_would_be_found() -> None:
 
 def test_a_long_line_would_be_found() -> None:
     words, word = "word " * 30, "w" * 130
-    allowed = f"| {words}|\n```\n{words}\n```\n- {word}\n"
-    assert long_lines(f"short\n{allowed}- {words}\n{words}") == [f"- {words}", words]
+    wrong = [f"| {words}|", f"- {words}", words]
+    assert long_lines("\n".join(["short", f"- {word}", "```", *wrong, "```"])) == wrong
 
 
 def test_the_python_of_the_engine_page_runs(workplace: Path, quick_python: str) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from headstart.backends.draft_lm_heads import DraftVocabRows, LmHead, own_lm_head
 from headstart.errors import EngineError
+from headstart.models.beside_rounds import beside_rounds
 from headstart.models.build import LoadedModel, build_another_head
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
@@ -42,7 +43,7 @@ class SwapsHead:
     def prepare_head(self, folder: Path) -> PreparedHead:
         """Load a head, and check that it can take the running one's place; safe in any thread."""
         # Not in inference mode: several threads fill what is made here.
-        with torch.no_grad(), _beside_rounds(self.device):
+        with torch.no_grad(), beside_rounds(), _own_stream(self.device):
             new = build_another_head(self.model, folder)
             self.hold_head(new)
             assert self.head is not None
@@ -86,7 +87,7 @@ class SwapsHead:
 
 
 @contextmanager
-def _beside_rounds(device: torch.device) -> Iterator[None]:
+def _own_stream(device: torch.device) -> Iterator[None]:
     """On a GPU by a stream of its own: rounds of the engine's thread do not wait for it."""
     if device.type != "cuda":
         yield

@@ -94,46 +94,54 @@ def _runs(family: Family) -> dict[str, Any]:
 
 
 def markdown_table(rows: list[dict[str, Any]]) -> str:
-    """One row a family; the README and docs/families.md hold exactly this."""
-    lines = [
-        "| family | models | modules | fuse | state fed / recycled | files | engine on CPU | "
-        "on GPU | training | other engines (since) |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    """Three tables with a row a family, as in docs/families.md: models, contract, what runs it."""
+    tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
+        ("models", "modules", "files"): [],
+        ("fuse", "state fed / recycled"): [],
+        ("engine on CPU, training", "on GPU", "other engines (since)"): [],
+    }
+    models, contract, runs = tables.values()
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
-        engines = ", ".join(_engines(row)) or "-"
         states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
         chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
-        lines.append(
-            f"| `{row['family']}` | {row['models']} | {row['modules']}{chain} | "
-            f"{row['fuse_order'].replace('_', ' ')}{norms} | {states} | {row['files']} | "
-            f"{row['engine_cpu']} | {row['engine_gpu']} | {row['training']} | {engines} |"
-        )
+        models.append((row["models"], f"{row['modules']}{chain}", row["files"]))
+        contract.append((f"{row['fuse_order'].replace('_', ' ')}{norms}", states))
+        # Training runs what the engine on a CPU runs.
+        runs.append((row["engine_cpu"], row["engine_gpu"], ", ".join(_engines(row)) or "-"))
+    return "\n\n".join(_table(rows, titles, cells) for titles, cells in tables.items())
+
+
+def _table(
+    rows: list[dict[str, Any]], titles: tuple[str, ...], cells: list[tuple[str, ...]]
+) -> str:
+    lines = [f"| family | {' | '.join(titles)} |", "|---|" + "---|" * len(titles)]
+    lines += [
+        f"| `{row['family']}` | {' | '.join(own)} |" for row, own in zip(rows, cells, strict=True)
+    ]
     return "\n".join(lines)
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: fully supported families with kernels for GPUs; the others by name."""
-    lines = [
-        "| family | models | head | runs here: CPU / GPU / training | served by |",
-        "|---|---|---|---|---|",
-    ]
+    """The README's table: families that everything here can do; the others by name."""
+    lines = ["| family | models | modules | served by |", "|---|---|---|---|"]
     complete = [row for row in rows if row["files"] == "complete"]
-    for row in complete:
-        if row["engine_gpu"] == "kernels":
-            count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
-            engines = ", ".join(_engines(row, with_release=False)) or "Headstart"
-            here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
-            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
-    plain = [row for row in complete if row["engine_gpu"] == "plain"]
+    ways = {row["family"]: (row["engine_cpu"], row["engine_gpu"], row["training"]) for row in rows}
+    whole = [row for row in complete if ways[row["family"]] == ("yes", "kernels", "yes")]
+    for row in whole:
+        engines = ", ".join(_engines(row, with_release=False)) or "Headstart"
+        lines.append(f"| `{row['family']}` | {row['models']} | {row['modules']} | {engines} |")
+    plain = [row for row in complete if ways[row["family"]] == ("yes", "plain", "yes")]
+    partly = [row for row in complete if row["engine_cpu"] == "partly"]
     files = [row for row in complete if row["engine_cpu"] == "no"]
     for start, named in (
         ("The same, but plain PyTorch on GPUs", plain),
+        ("Some of their model types", partly),
         ("Files and launching only", files),
     ):
         names = ", ".join(f"`{row['family']}`" for row in named)
-        lines += ["", *wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)]
+        text = wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)
+        lines += ["", *text] if named else []
     return "\n".join(lines)
 
 

@@ -124,7 +124,7 @@ def _learning(
 ) -> Learning | None:  # fmt: skip
     if learn.learn is None:
         return None
-    from headstart.learn.starting import open_folder, start_lines
+    from headstart.learn.starting import is_on, open_folder, start_lines
     from headstart.learn.supervisor import Learning
 
     log = logging.getLogger("headstart.learn")
@@ -132,6 +132,9 @@ def _learning(
         log.info(line)
     task = open_folder(learn, model, head, device=options.device, dtype="auto")
     task = replace(task, vocab=options.draft_vocab)
-    learning = Learning(learn, lambda served: replace(task, head=str(served)))
+    learning = Learning(
+        learn, lambda served: replace(task, head=str(served)),
+        shares_device=is_on(task.device, options.device),
+    )  # fmt: skip
     learning.start()
     return learning

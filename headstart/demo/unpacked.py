@@ -7,10 +7,12 @@ the folder is made again.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,10 +59,38 @@ def ready(
     gguf = gguf or gguf_path()
     report(f"checking {gguf.name}")
     check(gguf, expected)
-    _unpack(gguf, head, out, report)
-    report("writing down digests")
-    _write_record(out, {**key, "files": _digests(out)})
+    with _locked(out.parent, report) as has_waited:
+        if not (has_waited and _is_whole(out, key, report)):
+            _unpack(gguf, head, out, report)
+            report("writing down digests")
+            _write_record(out, {**key, "files": _digests(out)})
     return out
+
+
+@contextmanager
+def _locked(cache: Path, report: Report) -> Iterator[bool]:
+    """One process unpacks at a time; gives whether another one had to be waited for."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise write_failed(cache, error) from error
+    try:
+        has_waited = not _locks_at_once(folder)
+        if has_waited:
+            report("waiting for another process that unpacks it")
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield has_waited
+    finally:
+        os.close(folder)
+
+
+def _locks_at_once(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _unpack(gguf: Path, head: Path | None, out: Path, report: Report) -> None:

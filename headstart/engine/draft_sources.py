@@ -124,6 +124,8 @@ class DraftSources:
 
     def probs(self, request: Request) -> torch.Tensor:
         """[K, V] what a request's drafts were drawn from: copied ones could be nothing else."""
+        if self.drafter is not None and request.num_of_head >= len(request.drafts):
+            return self.drafter.probs(request)
         copied = torch.tensor(request.drafts[request.num_of_head :], dtype=torch.int64)
         probs = one_hot(copied, self.backend.config.vocab).float().to(self.backend.device)
         if self.drafter is None or not request.num_of_head:

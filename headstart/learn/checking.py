@@ -53,11 +53,16 @@ class Verdict:
 
 
 class Checker:
-    """Remembers how the serving head walked each answer: only the new head walks all of them."""
+    """Remembers how the serving head walked each answer: only the new head walks all of them.
+
+    On what was known, heads are compared with the first one that walked an answer: small losses of
+    one head after another would add up.
+    """
 
     def __init__(self) -> None:
         self._serving: dict[str, Walked] = {}
         self._learned: dict[str, Walked] = {}
+        self._first: dict[str, Walked] = {}  # of the base
 
     def swapped(self, *, is_learned: bool) -> None:
         """Another head serves: the one that was checked last, or any other."""
@@ -68,18 +73,24 @@ class Checker:
     ) -> Verdict:
         records = [*recent, *base]
         self._serving |= serving([r for r in records if r.id not in self._serving])
+        self._first = {
+            r.id: self._serving[r.id] for r in base if r.id in self._serving
+        } | self._first
         found = self._learned = dict(learned(records))
-        gains = [self._gain(part, found) for part in (recent, base)]
+        gains = [_gain(recent, self._serving, found), _gain(base, self._first, found)]
         kinds = sorted({record.category for record in recent})
         by_kind = {}
         for kind in kinds:
-            gain = self._gain([r for r in recent if r.category == kind], found)
+            gain = _gain([r for r in recent if r.category == kind], self._serving, found)
             by_kind[kind] = (gain.old, gain.new)
         names = [r.id for r in recent if r.id in found and r.id in self._serving]
         before = first_rate([self._serving[name] for name in names])
         after = first_rate([found[name] for name in names])
         return Verdict(gains[0], gains[1], by_kind, after / before - 1 if before else 0.0)
 
-    def _gain(self, records: Sequence[Record], found: Mapping[str, Walked]) -> Gain:
-        names = [r.id for r in records if r.id in found and r.id in self._serving]
-        return compare([self._serving[n] for n in names], [found[n] for n in names])
+
+def _gain(
+    records: Sequence[Record], before: Mapping[str, Walked], after: Mapping[str, Walked]
+) -> Gain:
+    names = [r.id for r in records if r.id in before and r.id in after]
+    return compare([before[n] for n in names], [after[n] for n in names])

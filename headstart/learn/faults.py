@@ -33,7 +33,7 @@ class WorseTraining(HeadTraining):
 
     def write(self, out: Path, details: dict[str, Any]) -> None:
         with torch.no_grad():
-            for parameter in self._learner.parameters.values():
+            for parameter in self._mean.parameters.values():
                 parameter.add_(torch.randn_like(parameter) * 3 * parameter.abs().mean())
         super().write(out, details)
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
 
 FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
-_RECENT = 96  # held-out answers that heads are compared on, newest first
-_BASE = 96
+_RECENT = 64  # held-out answers that heads are compared on, newest first
+_BASE = 64
 _REFRESH_SECONDS = 5.0
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
@@ -50,7 +50,7 @@ class LearningLoop:
 
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
-        tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 20.0,
+        tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 60.0,
         vocab: DraftVocab | None = None,
         clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
@@ -69,7 +69,7 @@ class LearningLoop:
         self._failures, self._rate_share = 0, 1.0
         self._texts_at_rest: int | None = None
         self._new_at_rest = 0  # texts that came since then
-        self._seen: set[int] = set()  # tokens of all texts
+        self._seen: set[int] = set()  # tokens of all answers
         self._count_tokens(base.train)
         self._offered: Path | None = None
 
@@ -129,7 +129,7 @@ class LearningLoop:
 
     def _count_tokens(self, records: Iterable[Record]) -> None:
         for record in records:
-            self._seen.update(record.ids.tolist())
+            self._seen.update(record.ids[record.mask].tolist())
         self._training.learn_tokens(self._seen)
 
     def _step(self) -> None:

@@ -22,6 +22,7 @@ from headstart.learn.folder import Folder
 from headstart.learn.heads import START, LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
+from headstart.models.build import resolve_device
 
 if TYPE_CHECKING:
     from headstart.checkpoint.source import TensorSource
@@ -59,6 +60,13 @@ def open_folder(
         device=device if where == "same" else where, dtype=dtype if where == "same" else "auto",
         max_bytes=max_bytes, overrides=overrides,
     )  # fmt: skip
+
+
+def is_on(device: str, other: str) -> bool:
+    """Whether two names mean one device."""
+    names = [str(resolve_device(name)) if name == "auto" else name for name in (device, other)]
+    (kind, _, index), (other_kind, _, other_index) = (name.partition(":") for name in names)
+    return kind == other_kind and (index or "0") == (other_index or "0")
 
 
 def _check_model(folder: Folder, known: Mapping[str, str], source: Head) -> None:

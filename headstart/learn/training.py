@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _WHOLE_BELOW, _FEWEST_TAUGHT = 16384, 8192  # tokens of a vocabulary
 _WARM_UP = 10  # steps until the rate is reached, also after a reset
+_MEMORY = 0.99  # of the mean over steps: about the newest hundred count
 
 
 class NotFinite(Exception):
@@ -48,7 +49,11 @@ class NotFinite(Exception):
 
 
 class HeadTraining:
-    """A head that learns, and the trunk that it learns from."""
+    """A head that learns, and the trunk that it learns from.
+
+    There is no end towards which the rate could fall, so weights never come to rest: what is walked
+    and written is their mean over the newest steps.
+    """
 
     def __init__(
         self, model: Checkpoint, head: Path | None, options: TrainOptions, *,
@@ -63,6 +68,7 @@ class HeadTraining:
         self._taught_heads = self._walked_heads
         self._taught: torch.Tensor | None = None  # [V] places of the tokens, -1 outside; None: all
         self._learner = self._new_learner(self.frozen.master())
+        self._mean = self._new_learner(self.frozen.master())
         self._serving = self._new_learner(self.frozen.master())
         self.num_steps = 0
         self._since_reset = 0
@@ -110,12 +116,13 @@ class HeadTraining:
             raise NotFinite(f"the gradient's norm is {norm}")
         self.num_steps += 1
         self._since_reset += 1
+        self._move_mean()
         return loss
 
     def walk(self, records: Sequence[Record], *, is_serving: bool = False) -> dict[str, Walked]:
         """How the head as it would be written, or the one that serves, drafts these answers."""
         result: dict[str, Walked] = {}
-        learner = self._serving if is_serving else self._learner
+        learner = self._serving if is_serving else self._mean
         kept = fit(records, self.options.max_len, "cut").records
         self._use(learner, self._walked_heads)
         with as_written(self.frozen, learner):
@@ -136,8 +143,8 @@ class HeadTraining:
 
     def adopt(self) -> None:
         """The head as it was written serves from now on."""
-        with as_written(self.frozen, self._learner):
-            _copy(self._learner, self._serving)
+        with as_written(self.frozen, self._mean):
+            _copy(self._mean, self._serving)
 
     def serve(self, head: Path | None) -> None:
         """Another stored head serves (None: the model's own), and is what learning goes on from."""
@@ -151,14 +158,23 @@ class HeadTraining:
         """Go back to the head that serves, with nothing left of the steps since."""
         self._learner = self._new_learner(self.frozen.master())
         _copy(self._serving, self._learner)
+        _copy(self._serving, self._mean)
         self._since_reset = 0
 
     def write(self, out: Path, details: dict[str, Any]) -> None:
         """The head as `stitch`, `score`, `export` and `--head` take it."""
-        tensors = self._learner.tensors()
+        tensors = self._mean.tensors()
         if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
             raise HeadstartError("the head has weights that are not finite; it is not written.")
         write_head(self.frozen, tensors, out, details)
+
+    @torch.no_grad()
+    def _move_mean(self) -> None:
+        """Fewer steps count while there are few."""
+        count = self._since_reset
+        newest = 1 - min(_MEMORY, count / (count + 9))
+        for name, parameter in self._mean.parameters.items():
+            parameter.lerp_(self._learner.parameters[name], newest)
 
     def _prepare(self, row: Row) -> Batch:
         frozen = self.frozen

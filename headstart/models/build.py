@@ -96,7 +96,7 @@ def build(
     `holds` is asked, with modules that have no memory yet, which weights stay as they are stored;
     the plain modules take them all. `draft_lm_head`: whether drafts go through the LM head that a
     head may bring for them. Without `with_layers` the trunk has embedding, last norm and LM head
-    alone: enough for whom its states come from elsewhere.
+    alone: enough where its states come from elsewhere.
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)

@@ -28,6 +28,7 @@ from headstart.errors import (
 )
 from headstart.families.parameters import USUAL
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
+from headstart.models.beside_rounds import is_beside, send
 from headstart.models.config import ModelConfig
 from headstart.models.feed_forward import Router
 from headstart.models.mtp import MTPHead
@@ -227,7 +228,7 @@ def _load_as_stored(module: nn.Module, plan: AsStored, loading: Loading) -> None
 
 
 def _for_each(act: Callable[[str], None], names: list[str], device: torch.device) -> None:
-    if device.type == "cuda":
+    if device.type == "cuda" and not is_beside():
         # One thread cannot read and send as fast as files and bus allow.
         stream = torch.cuda.current_stream(device)
         with ThreadPoolExecutor(
@@ -250,7 +251,7 @@ def _copy(
     value = load(source).view(shape)
     if target.order:
         value = value[torch.tensor(target.order)]
-    part.copy_(value.to(part.dtype))
+    send(value, part)
 
 
 def _check_shape(name: str, found: tuple[int, ...], part: torch.Tensor) -> tuple[int, ...]:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from fastapi import Header, Request
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from headstart.server.options import ServerOptions
 from headstart.server.refusals import Refusal
@@ -39,6 +41,13 @@ class Access:
             check_host(request.headers.get("host", ""), self._options.host)
         check_site(request.headers, self._options.cors_origin or ())
         self._keys.check(key_in(request.headers))
+
+
+def is_guarded(request: Request, path: str) -> bool:
+    """Whether what has this path, under another method, depends on a check; so is all of /v1."""
+    routes = (route for route in request.app.routes if isinstance(route, APIRoute))
+    found = (r for r in routes if r.matches(request.scope)[0] is not Match.NONE)
+    return path.startswith("/v1/") or any(route.dependencies for route in found)
 
 
 class Keys:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -11,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from headstart import __version__
 from headstart.errors import ConfigError, RequestError
-from headstart.server.access import Access
+from headstart.server.access import Access, is_guarded
 from headstart.server.answer_schemas import answered
 from headstart.server.answering import answer_route
 from headstart.server.api_docs import body_of, describe
@@ -46,13 +47,15 @@ def create_app(state: ServerState) -> FastAPI:
     """All routes of a server; the caller starts `state.worker`."""
     # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
     app = FastAPI(title="Headstart", version=__version__, redoc_url=None, docs_url=None)
-    keys = [Depends(Access(state.options, is_public=state.is_public).check)]
+    access = Access(state.options, is_public=state.is_public)
+    keys = [Depends(access.check)]
     _add_answers(app, state, keys)
     _add_tokens(app, state, keys)
     add_operation(app, state, keys)
     add_push(app, state)
-    for kind in (Refusal, RequestError, ConfigError, HTTPException):
+    for kind in (Refusal, RequestError, ConfigError):
         app.add_exception_handler(kind, _refuse)
+    app.add_exception_handler(HTTPException, partial(_refuse_route, access))
     if state.options.cors_origin:
         app.add_middleware(
             CORSMiddleware, allow_origins=state.options.cors_origin, allow_methods=["*"],
@@ -134,12 +137,22 @@ def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
         return await converted(request, DetokenizeRequest, detokenize)
 
 
+async def _refuse_route(access: Access, request: Request, error: Exception) -> Response:
+    """A path or a method that no route has; where the others want a key, so does this."""
+    assert isinstance(error, HTTPException)
+    path, headers = request.url.path, error.headers or {}
+    if is_guarded(request, path):
+        try:
+            await access.check(request)
+        except Refusal as refusal:
+            return await _refuse(request, refusal)
+    allowed = headers.get("Allow", "")
+    said = where_instead(path) if error.status_code == 404 else f" Give {allowed}."
+    message = f"{request.method[:20]} {path[:80]}: {error.detail}.{said}"
+    return await _refuse(request, no_such_route(error.status_code, message, headers))
+
+
 async def _refuse(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
-        path = request.url.path
-        said = where_instead(path) if error.status_code == 404 else ""
-        message = f"{request.method} {path[:80]}: {error.detail}.{said}"
-        error = no_such_route(error.status_code, message, error.headers or {})
     refusal = refusal_of(error)
     record_of(request.scope).error = refusal.message
     body = encoded(refusal.body_for(request.url.path))

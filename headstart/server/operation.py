@@ -16,7 +16,8 @@ from headstart.server.refusals import Refusal
 from headstart.server.state import ServerState
 from headstart.server.wire import encoded
 
-_METRICS = {"responses": {"200": {"description": "answered", "content": {"text/plain": {}}}}}
+_TEXT = {"text/plain": {"schema": {"type": "string"}}}
+_METRICS = {"responses": {"200": {"description": "answered", "content": _TEXT}}}
 _NOT_SHOWN = (  # keys, and places on this machine
     "api_key", "chat_template", "draft_vocab", "host", "port", "push_key_file", "ssl_certfile",
     "ssl_keyfile",
@@ -27,6 +28,7 @@ def add_operation(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     """`keys`: what a request for the model must bring."""
 
     @app.get("/", include_in_schema=False)
+    @app.head("/", include_in_schema=False, name="page_head")
     async def page() -> Response:
         return page_response()
 
@@ -40,6 +42,7 @@ def add_operation(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
 
     app.get("/health", openapi_extra=answered("Health"))(health)
     app.head("/health", include_in_schema=False)(health)
+    app.head("/ping", include_in_schema=False, name="ping_head")(health)
     app.get("/ping", openapi_extra=answered("Health"), name="ping")(health)
     app.post("/ping", include_in_schema=False, name="ping_by_post")(health)
 

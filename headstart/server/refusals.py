@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from headstart.errors import ConfigError, MissingExtra, PromptTooLong, RequestError
@@ -25,6 +26,7 @@ _TYPES = {
 STOPPED = "stopped"  # the code of answers that the end of the server cut off
 TIMED_OUT = "request_timeout"
 ANTHROPIC_PATH = "/v1/messages"
+_ANSWERS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _WITH_VERSION = ("chat", "completions", "responses", "messages", "models")  # below /v1
 _NOT_HERE = {
     "embeddings": "embeddings", "embed": "embeddings", "pooling": "embeddings",
@@ -130,19 +132,24 @@ def no_such_route(status: int, message: str, headers: Mapping[str, str]) -> Refu
 
 
 def where_instead(path: str) -> str:
-    """What to ask instead of a path that there is no route for; empty where nothing is known."""
+    """What to ask instead of a path that there is no route for."""
     parts = path.strip("/").split("/")
     if parts[:2] == ["v1", "v1"]:
         return " The client adds /v1 itself; leave it out of the base URL."
+    if parts[:2] == ["v1", "responses"]:
+        return " This server keeps no answers; send the whole conversation to POST /v1/responses."
     if parts[0] in _WITH_VERSION:
         return f" /v1/{'/'.join(parts)[:60]} is; the base URL of most clients ends with /v1."
+    near = get_close_matches(path.rstrip("/")[:80], _ANSWERS, 1, cutoff=0.85)
+    if near:
+        return f" Did you mean {near[0]}?"
     names = set(parts[:3])
     found = next((what for name, what in _NOT_HERE.items() if name in names), None)
     if found is None:
-        return ""
+        return " GET /docs lists what there is."
     return (
-        " This server answers text with text: /v1/chat/completions, /v1/completions, "
-        f"/v1/responses and /v1/messages. For {found} ask another one."
+        f" This server answers text with text: {', '.join(_ANSWERS[:-1])} and {_ANSWERS[-1]}. "
+        f"For {found} ask another one."
     )
 
 

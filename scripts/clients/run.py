@@ -50,11 +50,13 @@ def server(model: str) -> Iterator[str]:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
+        lines = []
         for line in process.stderr:
+            lines.append(line)
             if found := re.search(r"ready at (http://\S+?),", line):
                 break
         else:
-            raise SystemExit("the server did not start")
+            raise SystemExit(f"the server did not start:\n{''.join(lines)}")
         yield found[1]
     finally:
         process.terminate()

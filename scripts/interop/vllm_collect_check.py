@@ -12,6 +12,7 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from headstart.errors import HeadstartError
 from headstart.models.build import build
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
+from headstart.train.states.extraction import ARGUMENTS, PYTHON
 from headstart.vllm_plugin.collected import Collected, files, read
 from headstart.vocab.files import write
 
@@ -84,20 +86,26 @@ def check_training(result: Result, model: Path, folder: Path, work: Path) -> Non
     words = ("--import", "--min-answer-tokens", "1", "--heldout", "0.3")
     headstart("distill", model, "--prompts", folder, *words, "--out", work / "data")
     found = {}
-    for name, more in (("collected", ("--states-from", folder)), ("computed", ())):
+    ways = {
+        "collected": ("--states-from", folder), "extracted": ("--states-from", "vllm"),
+        "computed": (),
+    }  # fmt: skip
+    for name, more in ways.items():
         options = ("--epochs", "20", "--eval-every", "5", "--device", "cpu", "--dtype", "float32")
         run = ("--data", work / "data", "--out", work / f"run-{name}")
         headstart("train", model, *run, *options, *more)
         lines = (work / f"run-{name}" / "metrics.jsonl").read_text().splitlines()
         found[name] = [json.loads(line) for line in lines]
-    far = 0.0
-    for one, other in zip(found["collected"], found["computed"], strict=True):
-        for key, value in one.items():
-            if isinstance(value, float) and key != "seconds":
-                far = max(far, abs(value - other[key]) / max(abs(value), 1e-3))
-    steps = len(found["collected"])
-    print(f"{result.family:17} trained: {steps} lines of metrics, apart by at most {far:.1e}")
-    result.expect(steps > 0 and far < 0.02, f"training differs by {far:.1e}")
+    for name in ("collected", "extracted"):
+        far = 0.0
+        for one, other in zip(found[name], found["computed"], strict=True):
+            for key, value in one.items():
+                if isinstance(value, float) and key != "seconds":
+                    far = max(far, abs(value - other[key]) / max(abs(value), 1e-3))
+        steps = len(found[name])
+        print(f"{result.family:17} trained on {name} states: {steps} lines of metrics, apart by at "
+              f"most {far:.1e}", flush=True)  # fmt: skip
+        result.expect(steps > 0 and far < 0.02, f"training on {name} states differs by {far:.1e}")
 
 
 def check(family: str, python: Path, site: Path, work: Path, versions: dict[str, str]) -> Result:
@@ -139,6 +147,10 @@ def _vocab_size(model: Path) -> int:
 def main() -> int:
     options = interop_parser(__doc__, FAMILIES).parse_args()
     python = python_of(options.envs, options.env)
+    few = {"enforce_eager": True, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+    few |= {"dtype": "float32", "trust_remote_code": True}
+    os.environ |= {PYTHON: str(python), ARGUMENTS: json.dumps(few)}
+    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     site = plugin_site(python, options.work / "collect")
     return check_all(
         options.only or ["mimo"],

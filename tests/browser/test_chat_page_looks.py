@@ -123,3 +123,19 @@ def luminance(colour: str) -> float:
     parts = [int(number) / 255 for number in re.findall(r"\d+", colour)[:3]]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_a_tablet_shows_charts_in_pairs_and_comparisons_side_by_side(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 1280, "height": 900})
+    assert page.evaluate("document.getElementById('measurements').open")
+    page.set_viewport_size({"width": 820, "height": 1100})
+    page.wait_for_function("!document.getElementById('measurements').open")  # the chat has the room
+    page.locator("#measurements summary").click()
+    first, second = (page.locator("aside figure").nth(at).bounding_box() for at in (0, 1))
+    assert first["y"] == second["y"] and first["x"] + first["width"] <= second["x"]
+    page.check("#compare")
+    page.fill("#text", "hello")
+    page.press("#text", "Enter")
+    page.locator(".verdict").wait_for()
+    left, right = (page.locator(".column").nth(at).bounding_box() for at in (0, 1))
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]

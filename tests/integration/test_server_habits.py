@@ -39,7 +39,8 @@ def test_an_answer_of_another_server_can_be_sent_back(http: httpx.Client) -> Non
 def test_values_that_ask_for_what_happens_anyway_change_nothing(http: httpx.Client) -> None:
     neutral = {
         "modalities": ["text"], "best_of": 1, "use_beam_search": False, "echo": False,
-        "length_penalty": 1.0, "verbosity": "medium", "user": "me",
+        "length_penalty": 1.0, "verbosity": "medium", "user": "me", "top_logprobs": 0,
+        "documents": [],
     }  # fmt: skip
     assert text_of(http, **neutral) == text_of(http)
 
@@ -84,12 +85,20 @@ def test_special_tokens_may_be_left_out_of_a_completion(http: httpx.Client) -> N
         ("/chat/completions", "/v1/chat/completions is; the base URL"),
         ("/v1/v1/messages", "leave it out of the base URL"),
         ("/api/chat", "For Ollama's API ask another one."),
-        ("/elsewhere", "Not Found."),
+        ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
+        ("/v1/responses/resp_1", "keeps no answers"),
+        ("/elsewhere", "Not Found. GET /docs lists what there is."),
     ],
 )
 def test_a_wrong_path_says_what_this_server_is(http: httpx.Client, path: str, said: str) -> None:
     answer = http.post(path, json={})
     assert answer.status_code == 404 and said in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping"])
+def test_probes_may_ask_for_the_head_of_an_answer_alone(http: httpx.Client, path: str) -> None:
+    answer = http.head(path)
+    assert answer.status_code == 200 and answer.content == b""
 
 
 def test_reasoning_effort_goes_to_the_template(http: httpx.Client) -> None:

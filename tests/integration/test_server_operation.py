@@ -342,6 +342,14 @@ def test_keys_are_asked_for_where_there_are_some(
             assert ask(server, SHORT, headers=headers).status_code == status
         assert ask(server, SHORT).status_code == 401
         assert server.status() == "ready"  # probes have no key
+        for method, path, with_key in [
+            ("FOO", "/v1/completions", 405), ("GET", "/tokenize", 405), ("GET", "/v1/files", 404),
+        ]:  # fmt: skip
+            assert HTTP.request(method, f"{server.url}{path}").status_code == 401
+            headers = {"Authorization": "Bearer one"}
+            answer = HTTP.request(method, f"{server.url}{path}", headers=headers)
+            assert answer.status_code == with_key
+        assert HTTP.post(f"{server.url}/health").status_code == 405
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="four", max_retries=0)
         with pytest.raises(openai.AuthenticationError):
             client.models.list()

@@ -148,6 +148,8 @@ def test_log_probabilities_come_where_they_are_included(client: openai.OpenAI) -
         ({"max_output_tokens": 5000}, "max_output_tokens", "may have 4096"),
         ({"nonsense": 1}, "nonsense", "is not known"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "has the type 'xml'"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "Say in instructions how long"),
+        ({"prompt": {"id": "kept"}}, "prompt", "input to /v1/responses"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -18,7 +18,7 @@ import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows, squeezed_rows
+from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
@@ -224,7 +224,7 @@ class RoundShapes:
             if not more:
                 break
             whole, own = size * (drafts + 1 + more), count * (drafts + 1) + copying * more
-            packed = squeezed_rows(own, self.graphs.device) if self.squeezes else whole
+            packed = captured_rows(own, self.graphs.device) if self.squeezes else whole
             # Logits that are processed are made of all rows that a request could have.
             held = whole if needs.processes or needs.has_logprobs else packed
             if min(held, whole) <= self.max_rows:

@@ -26,7 +26,6 @@ MOST_GROUPS = 64
 MOST_JOINED_ROWS = MOST_GROUPS * GROUP_ROWS
 # Sizes that passes are captured for: a few rows more than there are cost less than another capture.
 FINE, _COARSE, _FINE_UP_TO = 64, 128, 1024
-_FEW = 256  # rows up to which a round has a size for each step
 # Of these some are captured at the start, each at most so much larger than the one before, so that
 # a pass need not wait for its own.
 AS_MANY_ROWS = 1.25
@@ -48,12 +47,6 @@ def captured_rows(rows: int, device: torch.device) -> int:
     if device.type == "cpu":
         step = _INTERPRETED
     return -(-rows // step) * step
-
-
-def squeezed_rows(rows: int, device: torch.device) -> int:
-    """The same of a round in which requests have different numbers of rows: fewer sizes."""
-    step = 2 * FINE if rows > _FEW and device.type != "cpu" else 1
-    return captured_rows(-(-rows // step) * step, device)
 
 
 def captured_sizes(device: torch.device) -> list[int]:

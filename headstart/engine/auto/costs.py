@@ -56,13 +56,17 @@ class RoundCosts:
     def more_rows_seconds(self, rows: int, more: int) -> float:
         """What so many rows more add to a pass of `rows`.
 
-        Where passes were not timed a row counts as a request without drafts.
+        A pass has one of the sizes that were timed. Where none were, a row counts as a request
+        without drafts.
         """
-        wide, usual = (
-            curve_at(self.passes, count) if self.passes else self.verify_seconds(count, count)
-            for count in (rows + more, rows)
-        )
+        wide, usual = map(self._pass_seconds, (rows + more, rows))
         return max(0.0, wide - usual)
+
+    def _pass_seconds(self, rows: int) -> float:
+        if not self.passes:
+            return self.verify_seconds(rows, rows)
+        size = next((size for size, _ in self.passes if size >= rows), rows)
+        return curve_at(self.passes, size)
 
     def round_seconds(self, batch: int, drafts: int, context: int = 0) -> float:
         """A round in which every request has the same number of drafts."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from headstart.errors import RequestError
-from headstart.server.protocol.base import Part, Whole
+from headstart.server.protocol.base import NEUTRAL, Part, Whole
 from headstart.server.protocol.messages import Tools
 from headstart.server.protocol.requests import ChatRequest, SamplerFields
 
@@ -25,7 +25,7 @@ class TextFields(Part):
     format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"
     )
-    verbosity: Annotated[str, Field(pattern="^medium$")] | None = None
+    verbosity: str | None = Field(default=None, description="medium: nothing is added to prompts")
 
 
 class ReasoningFields(Part):
@@ -63,6 +63,13 @@ class ResponsesRequest(SamplerFields):
             raise RequestError(
                 f"include holds {unknown[0][:60]!r}; this server knows {', '.join(_INCLUDED)}.",
                 field="include",
+            )
+        verbosity = self.text.verbosity
+        if verbosity is not None and verbosity not in NEUTRAL["verbosity"]:
+            raise RequestError(
+                f"text.verbosity is {verbosity[:40]!r}; this server adds nothing to "
+                "prompts. Say in instructions how long answers should be.",
+                field="text.verbosity",
             )
         given: dict[str, Any] = {
             "messages": self._messages(), "max_tokens": self.max_output_tokens,

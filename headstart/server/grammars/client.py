@@ -92,10 +92,17 @@ def _check(what: str, facts: dict[str, str], max_memory: int) -> None:
     if "error" in facts:
         raise RequestError(f"the {what} cannot be used: {_sentence(facts['error'])}.")
     if "Warning" in facts["warnings"]:
+        said = _sentence(facts["warnings"])
+        if said.startswith("oneOf"):
+            raise RequestError(
+                f"the {what} has oneOf with branches that one value may fit at once, which cannot "
+                "be enforced. Give each branch a required property with a const of its own, use "
+                "anyOf, or set strict to false."
+            )
+        # Behind a semicolon xgrammar says what it would do instead, which is not done here.
         raise RequestError(
-            f"the {what} asks for something that cannot be enforced: "
-            f"{_sentence(facts['warnings'])}. Set strict to false to go without it, or say it in "
-            "another way."
+            f"the {what} asks for something that cannot be enforced: {said.partition(';')[0]}. Set "
+            "strict to false to go without it, or say it in another way."
         )
 
 

@@ -284,7 +284,10 @@ $("plain").addEventListener("change", () => {
 
 document.body.classList.add("tinted");
 $("key").value = sessionStorage.getItem(KEY) ?? "";
-$("measurements").open = matchMedia("(min-width: 52rem)").matches;
+const beside = matchMedia("(min-width: 52rem)");  // there is room for the charts beside the chat
+const showCharts = () => { $("measurements").open = beside.matches; };
+beside.addEventListener("change", showCharts);
+showCharts();
 setTheme(localStorage.getItem(THEME));
 showLive(new Tally(0));
 drawBars($("drafts-chart"), [], 1, "Rounds by K: none yet");

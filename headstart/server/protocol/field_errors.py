@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headstart.server.protocol.base import REFUSED
+from headstart.server.protocol.base import REFUSED, STRUCTURED
 from headstart.server.refusals import Refusal
 
 _CODES = {
@@ -97,7 +97,8 @@ def _unknown(place: Place, known: Iterable[str]) -> str:
     if name in REFUSED:
         return f"the field {name!r} is not implemented: {REFUSED[name]}."
     inside = "".join(f"{part}." for part in place[:-1])
-    beside = [other.removeprefix(inside) for other in known if other.startswith(inside)]
+    names = [*known, *STRUCTURED]
+    beside = [other.removeprefix(inside) for other in names if other.startswith(inside)]
     beside = [other for other in beside if "." not in other]
     near = [inside + other for other in get_close_matches(str(place[-1]), beside, 1)]
     do = f"Did you mean {near[0]!r}?" if near else "Leave it out."

@@ -246,7 +246,7 @@ class ChatRequest(SamplingFields):
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise RequestError(
                 "top_logprobs is given without logprobs; set logprobs to true.",
                 field="top_logprobs",

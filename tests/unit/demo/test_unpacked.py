@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -66,6 +69,36 @@ def test_it_is_made_once_and_whole(prepare: Prepare, tmp_path: Path) -> None:
     made_from = json.loads((folder / "headstart.json").read_text())["made_from"]
     assert made_from["gguf"] == "tiny.gguf" and len(made_from["sha256"]) == 64
     assert prepare() == folder and not was_made(prepare)
+
+
+def test_two_that_start_at_once_unpack_it_once(
+    prepare: Prepare, gguf: Path, tmp_path: Path
+) -> None:
+    """The second waits for the first, which is held at its first step."""
+    steps: list[list[str]] = [[], []]
+    has_begun, may_go_on, waits = threading.Event(), threading.Event(), threading.Event()
+    digest = package.sha256(gguf)
+
+    def first(step: str) -> None:
+        steps[0].append(step)
+        if step == "dequantising":
+            has_begun.set()
+            may_go_on.wait(60)
+
+    def second(step: str) -> None:
+        steps[1].append(step)
+        if step.startswith("waiting"):
+            waits.set()
+
+    with ThreadPoolExecutor(2) as pool:
+        ask = partial(pool.submit, ready, gguf, cache=tmp_path / "cache", expected=digest)
+        one = ask(report=first)
+        assert has_begun.wait(60)
+        two = ask(report=second)
+        assert waits.wait(60)
+        may_go_on.set()
+        assert one.result() == two.result()
+    assert "dequantising" in steps[0] and "dequantising" not in steps[1]
 
 
 def damage(folder: Path) -> None:

@@ -57,9 +57,11 @@ def test_the_table_has_a_row_for_each_family_and_says_who_serves_it() -> None:
     assert rows["nemotron_h"]["engine_cpu"] == "partly"
     assert "puzzle" in rows["nemotron_h"]["engine_lacks"]
     table = markdown_table(list(rows.values())).splitlines()
-    assert len(table) == len(rows) + 2
-    (line,) = [line for line in table if line.startswith("| `deepseek_v3` |")]
-    assert "| complete | yes | kernels | yes | vllm 0.7.3," in line
+    assert len(table) == 3 * (len(rows) + 2) + 2  # three tables, empty lines between them
+    models, contract, runs = [line for line in table if line.startswith("| `deepseek_v3` |")]
+    assert models.endswith("| 1 | complete |") and "| embed first |" in contract
+    assert "| yes | kernels | vllm 0.7.3," in runs
+    assert all(row["training"] == row["engine_cpu"] for row in rows.values())
 
 
 def test_a_config_is_completed_in_order_and_left_as_it_is() -> None:

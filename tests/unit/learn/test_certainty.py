@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from typing import Any
 
 from headstart.learn.certainty import Walked, compare, length
 from headstart.learn.checking import Checker
@@ -84,3 +86,24 @@ def test_few_answers_decide_nothing() -> None:
     for walked in walks(0.1, ENOUGH - 1):
         live.observe(walked)
     assert live.judge()[1] is None
+
+
+def test_losses_on_what_was_known_do_not_add_up_over_heads() -> None:
+    records = {part: [_Record(f"{part}{i}", "a") for i in range(12)] for part in "rb"}
+    checker, tokens = Checker(), {"r": 200, "b": 400}
+    for number in range(1, 4):
+        before, tokens = (
+            tokens,
+            {"r": tokens["r"] + 20, "b": tokens["b"] - 3},
+        )  # less than a percent
+
+        def walk(own: Any, found: dict[str, int]) -> dict[str, Walked]:
+            return {r.id: Walked("a", 100, found[r.id[0]]) for r in own}
+
+        verdict = checker.check(
+            records["r"], records["b"],  # type: ignore[arg-type]
+            serving=partial(walk, found=before), learned=partial(walk, found=tokens),
+        )  # fmt: skip
+        assert verdict.recent.is_better and verdict.base.old == 4.0
+        assert verdict.is_accepted == (number < 2), verdict.reason
+        checker.swapped(is_learned=True)

@@ -95,7 +95,7 @@ def test_a_time_counts_where_the_round_is_what_was_wanted(
 
 @pytest.mark.parametrize(
     ("copied", "copying", "more", "packed"),
-    [(3, 2, 0, 0), (8, 2, 5, 256), (8, 16, 5, 384), (16, 16, 13, 512), (16, 40, 5, 512),
+    [(3, 2, 0, 0), (8, 2, 5, 256), (8, 16, 5, 320), (16, 16, 13, 448), (16, 40, 5, 448),
      (8, 64, 5, 0)],
     ids=["in rows that are there", "two of them", "rounded up", "more each", "no room for so many",
          "all of them"],

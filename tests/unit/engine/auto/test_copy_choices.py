@@ -169,12 +169,13 @@ def test_copies_that_promise_less_go_on_after_drafts_that_agree_with_them() -> N
 def test_rows_cost_what_timed_passes_say_and_only_those_that_are_there() -> None:
     table = RoundCosts(
         ((4, ((0, 1.0), (3, 1.3))),), catch_up=((4, 0.3),), window=15,
-        passes=((16, 1.0), (32, 1.0), (64, 2.0)),
+        passes=((16, 1.0), (32, 1.0), (48, 1.7), (64, 2.0)),
     )  # fmt: skip
     costs = LiveCosts(table, uniform=True)
     usual = costs.seconds(4, 3)
     assert costs.with_rows(4, 3, 3, 2) == costs.with_rows(4, 3, 16, 0) == usual
     assert costs.with_rows(4, 3, 8, 2) == pytest.approx(usual + 9 * 0.02)
+    assert costs.with_rows(4, 3, 12, 2) == pytest.approx(usual + 0.7 + 13 * 0.02), "48 rows for 34"
     assert costs.with_rows(4, 3, 15, 4) == pytest.approx(usual + 1.0 + 16 * 0.02)
     whole = LiveCosts(RoundCosts(table.verify, catch_up=table.catch_up, window=15), uniform=True)
     assert whole.with_rows(4, 3, 15, 1) == whole.with_rows(4, 3, 15, 4) > usual + 16 * 0.02

@@ -1,0 +1,119 @@
+"""A learning server that is killed at any stage, or whose disk is full: the next start goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.long_runs import long_only
+from support.server_runs import HTTP, Server, running, served
+from support.server_threads import wait_until
+from support.swapped_heads import Heads, heads_of
+from support.tiny_fixture import Tiny
+
+from headstart.learn.folder import Folder
+from headstart.learn.heads import LearnedHeads
+from headstart.learn.store import Store
+
+_SECONDS = 240  # a limit for what hangs
+
+
+@pytest.fixture(scope="module")
+def heads(tiny: Tiny) -> Heads:
+    return heads_of(served(tiny))
+
+
+@pytest.fixture
+def flags(heads: Heads, tmp_path: Path) -> list[str]:
+    options = tmp_path / "options.json"
+    options.write_text(json.dumps({"learning_rate": 3e-3, "batch_tokens": 256}))
+    return ["--head", str(heads.weak), "--speculate", "3", "--learn", str(tmp_path / "learn"),
+            "--learn-options", str(options)]  # fmt: skip
+
+
+def answers(server: Server, count: int) -> list[list[int]]:
+    def ask(number: int) -> list[int]:
+        prompt = [random.Random(number).randrange(6, 262) for _ in range(8)]
+        body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "return_token_ids": True,
+                "ignore_eos": True}  # fmt: skip
+        found = HTTP.post(f"{server.url}/v1/completions", json=body)
+        assert found.status_code == 200, found.text
+        return list(found.json()["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(ask, range(count)))
+
+
+def said(server: Server, text: str) -> bool:
+    return any(text in line for line in server.lines)
+
+
+def steps(folder: Path) -> int:
+    status = folder / "status.json"
+    return int(json.loads(status.read_text())["steps"]) if status.is_file() else 0
+
+
+# What has to be seen before the kill.
+STAGES: dict[str, Callable[[Server, Path], bool]] = {
+    "answers are held": lambda server, folder: True,
+    "texts are written": lambda server, folder: any((folder / "texts").glob("*.jsonl")),
+    "steps": lambda server, folder: steps(folder) > 0,
+    "a check": lambda server, folder: said(server, "learning: after"),
+    "a head is written": lambda server, folder: any((folder / "heads").glob("*0001*")),
+    "a swap": lambda server, folder: said(server, "serves instead of start"),
+}
+
+
+@long_only
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_server_starts_again_with_a_head_that_served(
+    stage: str, heads: Heads, flags: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "learn"
+    with running(heads.model, *flags) as server:
+        before = answers(server, 90)
+        wait_until(lambda: STAGES[stage](server, folder), _SECONDS)
+        server.end(signal.SIGKILL)
+    recorded = LearnedHeads(Folder(folder))
+    serving = "start" if recorded.serving is None else recorded.serving.name
+    store = Store(Folder(folder).texts, 1 << 30)
+    kept = len(store.refresh())
+    assert kept == 90 or stage in ("answers are held", "texts are written"), "seconds are lost"
+    with running(heads.model, *flags) as server:
+        assert answers(server, 90) == before
+        wait_until(lambda: said(server, "learner is ready"), _SECONDS)
+        assert (folder / "heads" / serving / "config.json").is_file()
+        assert server.end() == 0
+
+
+@long_only
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small disk is mounted")
+def test_a_full_disk_costs_texts_and_heads_and_no_answer(
+    heads: Heads, flags: list[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "learn"
+    folder.mkdir()
+    if os.system(f"mount -t tmpfs -o size=4m tmpfs {folder}"):
+        pytest.skip("nothing can be mounted here")
+    try:
+        with running(heads.model, *flags) as server:
+            before = answers(server, 90)
+            wait_until(lambda: steps(folder) > 0, _SECONDS)
+            with open(folder / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
+                while file.write(bytes(1 << 12)):
+                    pass
+            wait_until(lambda: said(server, "could not be written"), _SECONDS)
+            assert answers(server, 90) == before
+            wait_until(lambda: said(server, "texts are not collected"), 60)
+            (folder / "filler").unlink()
+            wait_until(lambda: said(server, "serves instead of start"), _SECONDS)
+            assert answers(server, 8) == before[:8]
+            assert server.end() == 0
+    finally:
+        os.system(f"umount {folder}")

@@ -1,0 +1,27 @@
+"""Weights that are read beside rounds are the same, in small pieces, and nothing stays changed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from headstart.models import beside_rounds as tested
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 3), (9, 2, 2), (0, 4)])
+def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    monkeypatch.setattr(tested, "_PIECE_VALUES", 4)
+    value, part = torch.randn(shape), torch.zeros(shape, dtype=torch.float64)
+    with tested.beside_rounds():
+        tested.send(value, part)
+    assert torch.equal(part, value.double())
+
+
+def test_the_interpreter_is_handed_over_sooner_and_only_inside() -> None:
+    before = sys.getswitchinterval()
+    with pytest.raises(RuntimeError), tested.beside_rounds():
+        assert tested.is_beside() and sys.getswitchinterval() < before
+        raise RuntimeError
+    assert sys.getswitchinterval() == before and not tested.is_beside()
