@@ -174,7 +174,9 @@ def texts_of(folder: Path, prompts: list[list[int]], params: SamplingParams) -> 
 
 @pytest.mark.parametrize(
     "fields",
-    unless_long([{}], [{}, {"temperature": 0.7, "seed": 3}, {"temperature": 1.0, "top_p": 0.9}]),
+    unless_long(
+        [{}], [{}, {"temperature": 0.7, "seed": 3}, {"temperature": 1.0, "top_p": 0.9, "seed": 4}]
+    ),
 )
 def test_requests_that_copy_nothing_have_no_rows_for_copies(
     folder: Path, prompts: list[list[int]], fields: dict[str, Any]
@@ -186,7 +188,8 @@ def test_requests_that_copy_nothing_have_no_rows_for_copies(
     assert ids_of(results) == texts_of(folder, beside, params)
     assert squeezed(engine) and max(squeezed(engine)) < len(beside) * 17
     assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
-    assert max(k for r in results for k, _ in r.stats.rounds) > 8
+    most = max(k for r in results for k, _ in r.stats.rounds)
+    assert most == 8 if "top_p" in fields else most > 8, "processed logits have room for fewer"
 
 
 @pytest.mark.skipif(not IS_LONG, reason="takes long")
