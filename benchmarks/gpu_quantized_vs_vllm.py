@@ -52,6 +52,7 @@ _SPARE_TOKENS = 64
 _GIB = 2**30
 # Of the GPU, beside weights and K/V: context, captured rounds, workspace, copies for drafts.
 _BESIDE = {"headstart": 4.0, "vllm": 5.0}
+_COMPILING_GIB = 28  # of the processes that compile vLLM's kernels
 _MIMO, _DEEPSEEK = "mimo-7b", "deepseek-v3,layers=8,experts=32,vocab=32768"
 
 
@@ -104,7 +105,7 @@ class Run:
     def __init__(self, given: argparse.Namespace):
         self._given, self._began = given, time.perf_counter()
         self._work = Path(tempfile.mkdtemp(prefix="quantized-"))
-        self._sizes = Sizes(PROMPT, ANSWER, given.repeats, 0, ())
+        self._sizes = Sizes(PROMPT, ANSWER, given.repeats, 0, (), given.agree)
         self._compiling: subprocess.Popen[bytes] | None = None
         self._engines: dict[tuple[str, str], Worker] = {}
         self._ready: dict[tuple[str, str], dict[str, Any] | None] = {}
@@ -203,7 +204,9 @@ class Run:
 
         Room for one of ours is always left, or two of vLLM's could wait for each other's.
         """
-        engines = self._given.engines
+        engines, room = self._given.engines, self._given.gpu_gib
+        if self._is_compiling():
+            room -= _COMPILING_GIB
         others = [(name, engine) for engine in engines[::-1] for name in waiting[1:]]
         for key in [*((waiting[0], engine) for engine in engines), *others]:
             if key in self._engines or key in self._ready:
@@ -213,7 +216,7 @@ class Run:
                 if (name, "headstart") not in self._engines and key[1] != "headstart"
             ]  # fmt: skip
             needed = self._gib(*key)
-            if sum(self._needed.values()) + needed + max(ours, default=0) > self._given.gpu_gib:
+            if sum(self._needed.values()) + needed + max(ours, default=0) > room:
                 continue
             self._needed[key] = needed
             self._engines[key] = Worker(key[1], self._settings(*key), self._work)
@@ -356,6 +359,8 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--engines", default="headstart,vllm")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--agree", type=float, help="repeat until two differ by less than this "
+                        "share, instead: engines that still compile get faster")  # fmt: skip
     parser.add_argument("--gpu-gib", type=float, default=134, help="of the GPU, for all engines")
     parser.add_argument("--vllm-memory", type=float, default=0.05,
                         help="of the GPU that has to be free when vLLM starts")  # fmt: skip

@@ -161,7 +161,8 @@ SEAM = {"backends.base", "backends.select", "backends.options"}
 # Modules whose functions are written in another language: LLVM's values, Triton's and numba's.
 KERNELS = (
     "backends/cuda/kernels/", "backends/numba/adjusting.py", "backends/numba/calls.py",
-    "backends/numba/candidates.py", "backends/numba/compiler.py", "backends/numba/context.py",
+    "backends/numba/candidates.py", "backends/numba/choice.py", "backends/numba/compiler.py",
+    "backends/numba/context.py",
     "backends/numba/attention.py", "backends/numba/delta.py", "backends/numba/delta_rule.py",
     "backends/numba/experts.py", "backends/numba/latent.py", "backends/numba/mlp.py",
     "backends/numba/passes.py", "backends/numba/routing.py",

@@ -89,6 +89,7 @@ def compile_one(job: Job) -> str:
                 result = torch.empty(count, outputs, device="cuda", dtype=torch.bfloat16)
                 fp8_gemm_nt((rounded, sized), (weight, scales), result)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # engines are starting beside it
         said = "compiled"
     except Exception as error:  # vLLM compiles it itself, or says why not
         said = f"{type(error).__name__}: {str(error)[:200]}"

@@ -50,6 +50,7 @@ from headstart.backends.working_memory import (
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.sampling.params import Row
+from headstart.vocab.own_tokens import OwnTokens
 
 # All that an engine needs to know of backends.
 __all__ = [
@@ -246,14 +247,36 @@ class Backend(Chooser, SwapsHead, ABC):
         assert isinstance(result, Tensor)
         return result if result.dtype == torch.float64 else result.float()
 
+    def with_own(
+        self, logits: Tensor, vocab: str, normed: Tensor, own: OwnTokens, module: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [1, n] of a row for drafting, and the ids of their columns, in rising order.
+
+        Those of a vocabulary, which are given, and those of the request's own tokens.
+        """
+        added = self._own_logits(normed, vocab, own, module).to(logits.dtype)
+        ids, order = torch.cat([self.draft_vocabs[vocab].ids, self.to_device(own.ids)]).sort()
+        return torch.cat([logits, added], dim=1)[:, order], ids
+
+    def _own_logits(self, normed: Tensor, vocab: str, own: OwnTokens, module: int) -> Tensor:
+        """[n, tokens] by slot."""
+        return self.token_logits(normed, self.to_device(own.ids), module)
+
+    def token_logits(self, normed: Tensor, ids: Tensor, module: int = 0) -> Tensor:
+        """Logits for drafting of some tokens [n, ids], as a request's own tokens have them."""
+        result = self._lm_head(module).only_rows(ids)(normed)
+        assert isinstance(result, Tensor)
+        return result
+
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
-        vocab: str | None,
+        vocab: str | None, own: Sequence[OwnTokens | None] = (),
     ) -> list[DraftChain]:  # fmt: skip
         """Drafts of each request, `counts` many, most first; heads of one module only.
 
         `rows` say how each request's first draft is chosen; the next ones come after it. A mask
-        holds for the first draft alone: the grammar has to say which of the others fit.
+        holds for the first draft alone: the grammar has to say which of the others fit. `own`: of
+        each request the tokens that it drafts beside the vocabulary; empty where none has any.
         """
         raise NotImplementedError(f"{self.name} drafts one depth at a time")
 

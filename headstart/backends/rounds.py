@@ -19,6 +19,7 @@ from torch import Tensor
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.params import Row, SamplingParams
+from headstart.vocab.own_tokens import OwnTokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class RoundSizes:
     max_rows: int = 1  # of a pass over prompts
     draft_vocab: str | None = None  # what most requests' drafts are among; None: all tokens
     copied: int = 0  # drafts of a round that may be copied from a request's context; 0: none
+    own: int = 0  # tokens of its text that a request drafts beside its vocabulary at most
     menu: tuple[int, ...] = ()  # numbers of drafts that others are rounded up to; none: any
 
 
@@ -47,6 +49,7 @@ class RoundRequest:
     blocks: Sequence[int]
     has_grammar: bool = False
     draft_vocab: str | None = None  # what its drafts are among; None: all tokens
+    own: OwnTokens | None = None  # of its text without the newest, beside that vocabulary
     state_slot: int = -1  # of its recurrent states, where the model has any
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 from headstart.calibrate.shapes import SHAPES, mimo
@@ -76,10 +77,12 @@ def shape_config(shape: str) -> dict[str, Any]:
     if named in SHAPES:
         return _changed(SHAPES[named], changes)
     if "=" not in named:
+        near = get_close_matches(named, SHAPES, 1)
+        meant = f" (did you mean {near[0]}?)" if near else ""
         raise ConfigError(
-            f"no shape is called {shape!r}; expected one of {', '.join(SHAPES)}, or numbers as in "
-            "layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000. A name may be "
-            "followed by numbers: mimo-7b,layers=8."
+            f"no shape is called {shape!r}{meant}; expected one of {', '.join(SHAPES)}, or numbers "
+            "as in layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000. A name "
+            "may be followed by numbers: mimo-7b,layers=8."
         )
     numbers = _numbers(shape)
     missing = [name for name in _NUMBERS if name not in numbers and name != "head_dim"]

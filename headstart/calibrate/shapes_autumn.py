@@ -1,4 +1,4 @@
-"""Shapes of DeepSeek-V4, Ling-3.0, Nemotron-H, EXAONE and MiMo-V2, and what all shapes share."""
+"""Shapes of DeepSeek-V4, Ling, Nemotron-H, EXAONE and MiMo-V2, and what all shapes share."""
 
 from __future__ import annotations
 
@@ -120,6 +120,28 @@ SHAPES_AUTUMN: dict[str, dict[str, Any]] = {
         "n_group": 8,
         "topk_group": 4,
         "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+    },
+    # sizes of Ling-mini-2.0; releases of this size declare no head, larger ones do
+    "ling-mini-2": {
+        **BASE,
+        "model_type": "bailing_moe",
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "num_nextn_predict_layers": 1,
+        **{**sizes_of(20, 2048, 5120, 16, 4, 157184, 6e5), "head_dim": 128},
+        "rms_norm_eps": 1e-6,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_shared_experts": 1,
+        "moe_intermediate_size": 512,
+        "first_k_dense_replace": 1,
+        "n_group": 8,
+        "topk_group": 4,
+        "norm_topk_prob": True,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
         "routed_scaling_factor": 2.5,
     },
     "nemotron-3-super": {

@@ -98,6 +98,13 @@ def head_option(help_text: str) -> Any:
 
 
 Head = Annotated[Path | None, head_option("A head to use instead of the model's own.")]
+OwnTokens = Annotated[
+    int,
+    typer.Option(
+        "--draft-vocab-own",
+        help="Tokens of its text that a request drafts beside a draft vocabulary; 0 for none.",
+    ),
+]
 TimedWeights = Annotated[
     Literal["as-dtype", "int8", "int4", "fp8"],
     typer.Option(

@@ -10,7 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from headstart.cli.demo_defaults import shipped_vocab_of
-from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights, head_option
+from headstart.cli.options import (
+    Bandwidth,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    OwnTokens,
+    TimedWeights,
+    head_option,
+)
 from headstart.cli.spinning import limit_spinning
 from headstart.report.terminal import say
 
@@ -26,6 +35,7 @@ def run(
     vocab: Annotated[
         Path | None, typer.Option("--vocab", metavar="FILE", help="Also with a draft vocabulary.")
     ] = None,
+    draft_vocab_own: OwnTokens = 0,
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="Default: that of the answers.")
     ] = None,
@@ -56,7 +66,8 @@ def run(
 
     options = PredictionOptions(
         head=head, vocab=vocab or shipped_vocab_of(model, head),  # as the engine would draft
-        temperature=temperature, rule=rule, max_drafts=max_drafts, requests=requests,
+        own=draft_vocab_own, temperature=temperature, rule=rule, max_drafts=max_drafts,
+        requests=requests,
         bandwidth=bandwidth, bench=None if bench is None else read_document(bench),
         bench_name="" if bench is None else str(bench), weights=weights, device=device,
         dtype=dtype,

@@ -26,6 +26,8 @@ def show(document: dict[str, Any]) -> None:
         line = f"{counted(overall['answers'], 'answer')} to {counted(overall['prompts'], 'prompt')}"
         if "coverage" in result:
             line += f", {100 * result['coverage']:.1f} % of their tokens can be drafted"
+        if result.get("own"):
+            line += f" with {result['own']} of their own"
         console.print(f"\n[bold]{escape(result['vocabulary'])}[/]: {line}", soft_wrap=True)
         if "walked" in overall:
             _replayed(console, result)

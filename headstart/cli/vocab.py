@@ -17,6 +17,7 @@ from headstart.cli.options import (
     Json,
     Model,
     Overwrite,
+    OwnTokens,
     TimedWeights,
     head_option,
 )
@@ -62,6 +63,7 @@ def run(
     source: Annotated[
         Path | None, typer.Option("--from", help="Convert this file instead of counting.")
     ] = None,
+    draft_vocab_own: OwnTokens = 0,
     head: Annotated[Path | None, head_option("A head to try sizes with; else the model's.")] = None,
     bandwidth: Bandwidth = None,
     weights: TimedWeights = "as-dtype",
@@ -107,7 +109,7 @@ def run(
         options = VocabOptions(
             data=data, texts=text or (), by=by, sizes=parse_sizes(size, sizes),
             min_tokens=min_tokens, only=only, head=head, bandwidth=bandwidth, weights=weights,
-            device=device, dtype=dtype,
+            device=device, dtype=dtype, own=draft_vocab_own,
         )  # fmt: skip
         made, notes = make_maps(checkpoint, options, shown=_shown)
         vocabs = [each.vocab for each in made]

@@ -176,6 +176,11 @@ def _of_checkpoint(report: Report) -> Iterator[str]:
             f"names of the head begin with {head.root!r}, which engines pass over: `headstart "
             f"stitch {name} {name} --out DIR`"
         )
+    if head.respelled:
+        yield (
+            f"{len(head.respelled)} tensors of the head are not named as engines ask for them "
+            f"({head.respelled[0]}): `headstart stitch {name} {name} --out DIR`"
+        )
 
 
 def _empty_matrices(checkpoint: Checkpoint) -> list[str]:

@@ -16,6 +16,7 @@ from headstart.errors import ConfigError, DataError, RequestError, some
 from headstart.vocab.draft_vocab import ALL, WHOLE_NAMES, DraftVocab
 from headstart.vocab.files import read
 from headstart.vocab.languages import language_of
+from headstart.vocab.own_tokens import OwnRule
 
 # A file, ids, or vocabularies that were read already.
 Source = str | Path | Sequence[int] | Sequence[DraftVocab]
@@ -48,6 +49,14 @@ class DraftVocabs:
                 where=f"{source}: map {vocab.name!r}" if isinstance(source, str | Path) else "",
             )
         return cls(vocabs)
+
+    def own_rules(self, limit: int, vocab_size: int) -> dict[str, OwnRule]:
+        """By map: which tokens of its text a request drafts beside it; none where limit is 0."""
+        if not limit:
+            return {}
+        return {
+            name: OwnRule.of(vocab.ids, vocab_size, limit) for name, vocab in self.by_name.items()
+        }
 
     @property
     def notes(self) -> list[str]:

@@ -150,8 +150,9 @@ class Drafter:
                 own = [request for request in active if request.draft_vocab == vocab]
                 own.sort(key=lambda request: -counts[request])
                 rows = [self._draft_rows(r, 0, len(r.drafts) + 1, last, {}) for r in own]
+                extra = [request.own_tokens for request in own] if vocab is not None else []
                 found = self._backend.draft_chain(
-                    rows, [counts[request] for request in own], [_row(r) for r in own], vocab
+                    rows, [counts[request] for request in own], [_row(r) for r in own], vocab, extra
                 )
                 for request, part, chain in zip(own, rows, found, strict=True):
                     if not request.drafts:  # further rows are temporary
@@ -218,13 +219,29 @@ class Drafter:
                 normed if len(at) == len(requests) else normed[at], vocab, module
             )
             ids = self._backend.draft_vocabs[vocab].ids if vocab else None
-            rows = [_row(requests[i]) for i in at]
-            chosen = self._backend.choose_drafts(logits, rows, ids)
-            for i, one, row, token in zip(at, logits, rows, chosen, strict=True):
-                if row.params.acceptance == "rejection":
-                    given = (one[None], [row], ids, self._backend.config.vocab)
-                    self._add_probs(requests[i], self._backend.draft_probs(*given))
-                requests[i].drafts.append(token)
+            shared: list[int] = []  # of `at`, those that draft from the same tokens
+            for place, i in enumerate(at):
+                own = requests[i].own_tokens
+                if vocab is None or own is None:
+                    shared.append(place)
+                    continue
+                one = logits[place : place + 1], vocab, normed[i : i + 1], own, module
+                self._choose([requests[i]], *self._backend.with_own(*one))
+            if shared:
+                common = logits if len(shared) == len(at) else logits[shared]
+                self._choose([requests[at[place]] for place in shared], common, ids)
+
+    def _choose(
+        self, requests: list[Request], logits: torch.Tensor, ids: torch.Tensor | None
+    ) -> None:
+        """The next draft of each request, from its row of logits, whose columns are `ids`."""
+        rows = [_row(request) for request in requests]
+        chosen = self._backend.choose_drafts(logits, rows, ids)
+        for request, one, row, token in zip(requests, logits, rows, chosen, strict=True):
+            if row.params.acceptance == "rejection":
+                given = (one[None], [row], ids, self._backend.config.vocab)
+                self._add_probs(request, self._backend.draft_probs(*given))
+            request.drafts.append(token)
 
     def _add_probs(self, request: Request, probs: torch.Tensor | None) -> None:
         """The rejection rule needs the distribution that each guess was drawn from."""

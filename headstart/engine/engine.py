@@ -68,6 +68,8 @@ class Engine:
                 "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
                 "the model has none). Leave it out."
             )
+        own = self.options.draft_vocab_own
+        self._own_rules = self.draft_vocabs.own_rules(own, self.model.config.vocab)
         self.prompts = PromptReader(checkpoint)
         options = self.options.resolved(self.model.device.type)
         core = EngineCore.create(self.backend, options, self.draft_vocabs.by_name)
@@ -159,7 +161,7 @@ class Engine:
         vocab = None
         if self.draft_vocabs.by_name or params.draft_vocab is not None:
             vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
-        return Asked(ids, params, vocab)
+        return Asked(ids, params, vocab, None if vocab is None else self._own_rules.get(vocab))
 
     def submit(
         self, asked: Asked, *, request_id: str | None = None, priority: int = 0,

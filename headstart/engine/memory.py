@@ -115,6 +115,7 @@ def round_sizes(
     return RoundSizes(
         max_requests=options.num_requests, max_drafts=most, num_drafts=options.max_drafts,
         max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,
+        own=options.draft_vocab_own,
         menu=MENU if options.speculate == "auto" else (),
         copied=most if options.speculate == "auto" else 0,
     )  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict
 from headstart.backends.options import BackendOptions, KvDtype, Weights
 from headstart.copying.drafts import MAX_COPIED
 from headstart.errors import ConfigError, some
+from headstart.vocab.own_tokens import check_limit
 
 Speculate = int | Literal["auto", "context"]
 MAX_DRAFTS = MAX_COPIED
@@ -51,6 +52,13 @@ class EngineOptions:
     draft_vocab: str | None = field(
         default=None,
         metadata={"help": "file of draft vocabularies; with several, one is chosen by language"},
+    )
+    draft_vocab_own: int = field(
+        default=0,
+        metadata={
+            "help": "tokens of its own text that a request may draft beside its draft vocabulary: "
+            "the last ones outside it; 0 for none"
+        },
     )
     device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto"})
     dtype: str = field(
@@ -129,6 +137,8 @@ class EngineOptions:
                 raise ConfigError(
                     f"{name} is {value!r}; give a whole number of at least {least}.", field=name
                 )
+        if self.draft_vocab_own != 0:
+            check_limit(self.draft_vocab_own)
         for name in _SWITCHES:
             if type(getattr(self, name)) is not bool:
                 raise ConfigError(
@@ -252,6 +262,7 @@ class EngineSettings(TypedDict, total=False):
     speculate: Speculate
     speculate_off_above: int | None
     draft_from_answers: int
+    draft_vocab_own: int
     device: str
     dtype: str
     weights: Weights

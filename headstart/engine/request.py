@@ -28,6 +28,7 @@ from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
 from headstart.sampling.params import Row, SamplingParams, derive_seed
+from headstart.vocab.own_tokens import OwnRule, OwnTokens
 
 MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
 
@@ -74,6 +75,7 @@ class Request:
     group: str = ""  # what the user submitted; several samples share it
     sample: int = 0
     draft_vocab: str | None = None  # which reduced LM head drafts; None: the whole one
+    own: OwnTokens | None = None  # of its text, drafted beside that vocabulary; None: none are
     cache_root: bytes = b""  # blocks are shared with requests of the same one only
     grammar: GuardedGrammar | None = None
     state: State = State.WAITING
@@ -118,6 +120,14 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def own_tokens(self) -> OwnTokens | None:
+        """What it drafts beside its vocabulary, of all its tokens; None where there is none."""
+        if self.own is None:
+            return None
+        self.own.read(self.tokens)
+        return self.own if self.own.ids else None
 
     @property
     def history(self) -> History:
@@ -168,6 +178,7 @@ class Asked:
     ids: list[int]
     params: SamplingParams
     draft_vocab: str | None
+    own: OwnRule | None = None  # of tokens that are drafted beside the vocabulary
 
 
 class Admission:
@@ -264,7 +275,8 @@ class Admission:
         return [
             self.request(
                 group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
-                arrival=arrival + sample, draft_vocab=asked.draft_vocab, cache_salt=cache_salt,
+                arrival=arrival + sample, draft_vocab=asked.draft_vocab, own=asked.own,
+                cache_salt=cache_salt,
             )
             for sample in range(params.n)
         ]  # fmt: skip
@@ -272,7 +284,7 @@ class Admission:
     def request(
         self, group: str, sample: int, ids: list[int], params: SamplingParams, *, seed: int,
         priority: int, grammar: GuardedGrammar | None, arrival: int,
-        draft_vocab: str | None = None, cache_salt: str | None = None,
+        draft_vocab: str | None = None, own: OwnRule | None = None, cache_salt: str | None = None,
     ) -> Request:  # fmt: skip
         """One sample of a checked prompt."""
         room = self.longest - len(ids)
@@ -282,7 +294,7 @@ class Admission:
             seed=derive_seed(seed, sample), max_tokens=limit, end_ids=self.ends(params),
             arrival=arrival, priority=priority, group=group, sample=sample,
             grammar=grammar.fork() if grammar is not None else None, draft_vocab=draft_vocab,
-            cache_root=root_digest(cache_salt),
+            own=None if own is None else own.start(), cache_root=root_digest(cache_salt),
         )  # fmt: skip
         request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
         request.stats.max_tokens = limit

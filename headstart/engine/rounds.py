@@ -245,7 +245,7 @@ class Rounds:
                 num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
                 newest=self._entering.pop(request), states=states, row=_row(request, 1),
                 blocks=request.blocks, has_grammar=request.grammar is not None,
-                draft_vocab=request.draft_vocab,
+                draft_vocab=request.draft_vocab, own=request.own_tokens,
                 state_slot=-1 if slot is None else slot,
             )
         )  # fmt: skip

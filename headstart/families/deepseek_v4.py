@@ -189,6 +189,7 @@ FAMILY = Family(
         "trtllm": "1.3.0rc20 Blackwell GPUs only",
         "xllm": "0.10.0",
     },
+    elsewhere=("mlx-vlm from 0.6.15 (a drafter's folder that its own splitter makes)",),
     cautions=(
         Caution(
             engine="vllm",

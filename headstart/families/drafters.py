@@ -30,21 +30,27 @@ class Drafter:
     tensors: tuple[str, ...]  # parts of tensor names that only it has
     words: tuple[str, ...]  # parts of names of types and classes, in lower case
     types: tuple[str, ...]  # model types
-    block_field: str
+    block_fields: tuple[str, ...]  # of the config, the first that is there counts
     # engine -> first release, and the flags, where an object stands for its JSON; {k} is the block,
-    # {model} the drafter's own folder
+    # {model} the drafter's own folder, which is left out with its flag where it has none
     served: Mapping[str, tuple[str, tuple[str | Mapping[str, str], ...]]]
 
     def flags(self, engine: str, config: Fields, model: str) -> str:
-        """What an engine is started with to draft with it, beside the model, as shell words."""
-        block = config.get(self.block_field)
-        values = {"{k}": block if type(block) is int and block > 0 else _BLOCK, "{model}": model}
-        words = []
+        """What an engine is started with to draft with it, as shell words; `model` is the drafter's
+        own folder, empty where it lies inside the model that it drafts for."""
+        blocks = [config.get(name) for name in self.block_fields]
+        found = (block for block in blocks if type(block) is int and block > 0)
+        values = {"{k}": next(found, _BLOCK), "{model}": model}
+        words: list[str] = []
         for word in self.served[engine][1]:
             if isinstance(word, str):
-                words.append(str(values.get(word, word)))
+                if word == "{model}" and not model:
+                    words.pop()
+                else:
+                    words.append(str(values.get(word, word)))
             else:
-                words.append(json.dumps({key: values.get(v, v) for key, v in word.items()}))
+                filled = {key: values.get(value, value) for key, value in word.items()}
+                words.append(json.dumps({key: value for key, value in filled.items() if value}))
         return shlex.join(words)
 
 
@@ -59,13 +65,19 @@ DSPARK = Drafter(
     tensors=(".main_proj.", ".main_norm.", ".markov_head.", ".confidence_head.", "mtp_dspark."),
     words=("dspark",),
     types=("deepseek_v41", "k3_dspark"),
-    block_field="dspark_block_size",
+    block_fields=("dspark_block_size", "block_size"),
     served={
         "vllm": (
             "0.25.0 (DeepSeek-V4.1 0.30.0)",
-            ("--speculative-config", {"method": "dspark", "num_speculative_tokens": "{k}"}),
+            (
+                "--speculative-config",
+                {"method": "dspark", "model": "{model}", "num_speculative_tokens": "{k}"},
+            ),
         ),
-        "sglang": ("0.5.16", ("--speculative-algorithm", "DSPARK")),
+        "sglang": (
+            "0.5.16",
+            ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path", "{model}"),
+        ),
     },
 )
 
@@ -75,7 +87,7 @@ DFLASH = Drafter(
     tensors=(),
     words=("dflash",),
     types=("muse_glimmer_assistant",),
-    block_field="block_size",
+    block_fields=("block_size",),
     served={
         "vllm": (
             "0.20.0",

@@ -128,7 +128,11 @@ FAMILY = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     served={"vllm": "0.30.0", "sglang": "0.5.20", "xllm": "main"},
-    elsewhere=("exllamav3 (from its own converted file)", "LMDeploy from pull request 4968"),
+    elsewhere=(
+        "mlx-vlm from 0.7.1 (a drafter's folder that its own splitter makes)",
+        "exllamav3 (from its own converted file)",
+        "LMDeploy from pull request 4968",
+    ),
     is_complete=True,
     runtime=Runtime(
         defaults={

@@ -117,7 +117,14 @@ V4 = Family(
     model_types=("hy_v4",),
     architectures=("HYV4ForCausalLM",),
     may_count_one_more=True,
-    keys=mtp_layers("model.mtp_layers."),
+    keys=mtp_layers(
+        "model.mtp_layers.",
+        respelled={
+            "model.mtp.layers.": "model.mtp_layers.",
+            ".self_attn.g_proj.": ".self_attn.linear_gate.",
+            ".mlp.router.gate.": ".mlp.gate.",
+        },
+    ),
     # fed after the streams were joined (hc_head) and normalised, so it is one hidden size wide
     layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES,
@@ -139,7 +146,7 @@ V4 = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     served={"vllm": "0.29.0", "sglang": "0.5.20"},
-    elsewhere=("mlx-vlm from pull request 2082",),
+    elsewhere=("mlx-vlm from 0.7.1 (a drafter's folder that its own splitter makes)",),
     is_complete=True,
     runtime=Runtime(
         defaults={
@@ -177,8 +184,11 @@ V4 = Family(
         "pairs that are rotated are neighbours (vLLM, SGLang, and here); transformers 5.22.2 "
         "rotates halves and may compute something else with released weights",
         "norms of latents have rms_norm_eps (vLLM, and here), in transformers 1e-6",
+        "where a config has no layer_types, transformers and the engine attend to index_topk "
+        "tokens, vLLM 0.32.0 to all of them",
         "exports that count 2 modules for the one that is stored exist",
-        "names of others: model.mtp.layers.0., self_attn.g_proj for linear_gate, mlp.router.gate",
+        "model.mtp.layers.0., self_attn.g_proj and mlp.router.gate are read as well and written "
+        "under the usual names: vLLM 0.32.0 and SGLang 0.5.23 ask for those only",
         "ignore lists name model.mtp_layers.0.*, which engines rename before they ask",
         "mtp_quant_algo says how the head of an MXFP8 release is quantised: FP8, BF16 or NONE",
     ),

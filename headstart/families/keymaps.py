@@ -63,6 +63,7 @@ def mtp_layers(
     block: str = "",
     shared: dict[str, str] | None = None,
     roots: tuple[str, ...] = ("",),
+    respelled: dict[str, str] | None = None,
 ) -> KeyMap:
     """Classes C and D: `<prefix>{i}.` with fusion tensors and block tensors side by side.
 
@@ -80,4 +81,5 @@ def mtp_layers(
             at + block + "{rest}": "modules.{module}.block.{rest}",
         },
         roots,
+        respelled=respelled,
     )

@@ -31,7 +31,8 @@ class KeyMap:
     sub-layer) and `{rest}`. A pair that could not be inverted is refused at construction.
 
     `roots` are prefixes under which checkpoints store heads, the usual one first; below those of
-    `unread` the loaders of other engines skip the head without a word.
+    `unread` the loaders of other engines skip the head without a word. `respelled`: parts of names
+    that some checkpoints write otherwise -> the usual; they are read, and never written.
     """
 
     def __init__(
@@ -39,8 +40,11 @@ class KeyMap:
         pairs: Mapping[str, str],
         roots: tuple[str, ...] = ("",),
         unread: tuple[str, ...] = (),
+        *,
+        respelled: Mapping[str, str] | None = None,
     ):
         self.pairs = dict(pairs)
+        self.respelled = dict(respelled or {})
         self.roots = roots
         self.unread = unread
         self._starts = tuple({published.partition("{")[0] for published in self.pairs})
@@ -61,6 +65,8 @@ class KeyMap:
         if not name.startswith(naming.root):
             return None
         below = name[len(naming.root) :]
+        for theirs, usual in self.respelled.items():
+            below = below.replace(theirs, usual, 1)
         if not below.startswith(self._starts) or self._is_trunk_layer(below, naming):
             return None  # at once, as for most of the many tensors of a trunk
         for published, ours in self.pairs.items():

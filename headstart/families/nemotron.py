@@ -195,6 +195,7 @@ FAMILY = Family(
         "trtllm": "1.3.0rc9",
         "llamacpp": "b10344 its last norm subtracts the mean; latent experts are not loaded",
     },
+    elsewhere=("mlx-vlm from 0.7.9 (a drafter's folder that its own splitter makes)",),
     variants={
         "vllm": {
             "nemotron_h_puzzle": "0.19.0",
@@ -242,8 +243,8 @@ FAMILY = Family(
         has_gpu_kernels=False,
     ),
     lacks="layers of different widths (nemotron_h_puzzle)",
-    disputed="the last norm (final_layernorm) is an RMS norm in vLLM and SGLang, and subtracts the "
-    "mean in llama.cpp and gmlx",
+    disputed="the last norm (final_layernorm) is an RMS norm in vLLM, SGLang and mlx-vlm 0.7.9, "
+    "and subtracts the mean in llama.cpp and gmlx",
     notes=(
         "time steps of Mamba layers have no limits, as in vLLM; transformers raises those of "
         "prompts to time_step_min, and not those of decoded tokens",

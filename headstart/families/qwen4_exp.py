@@ -154,7 +154,10 @@ FAMILY = Family(
             text="spells in which no draft is accepted (vllm-project/vllm#55357, open)",
         ),
     ),
-    elsewhere=("mlx-vlm from pull request 2032", "ik_llama.cpp from pull request 2369"),
+    elsewhere=(
+        "mlx-vlm from 0.7.0 (a drafter's folder that its own splitter makes)",
+        "ik_llama.cpp from pull request 2369",
+    ),
     is_complete=True,
     runtime=Runtime(
         defaults={

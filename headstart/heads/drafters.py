@@ -57,8 +57,8 @@ def find_drafter(checkpoint: Checkpoint) -> FoundDrafter | None:
     kind, evidence = found
     names = tuple(name for name in checkpoint.tensors if is_inside(name))
     size = sum(checkpoint.info(name).num_bytes for name in names)
-    folder = str(checkpoint.folder)
-    flags = {engine: kind.flags(engine, fields, folder) for engine in kind.served}
+    apart = "" if names else str(checkpoint.folder)
+    flags = {engine: kind.flags(engine, fields, apart) for engine in kind.served}
     return FoundDrafter(kind, evidence, names, size, num_stages(names), flags)
 
 

@@ -19,6 +19,11 @@ def about_names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"names and serve without the head, or with one that was never loaded. `headstart "
             f"stitch {folder} {folder} --out DIR` writes names that they read."
         )
+    if others := respelled_names(head):
+        yield (
+            f"{len(others)} head tensors have other names than vLLM and SGLang ask for "
+            f"({others[0]}). `headstart stitch {folder} {folder} --out DIR` writes the usual ones."
+        )
     beside = [
         name
         for table in ("lm_head", "embed_tokens")
@@ -30,6 +35,18 @@ def about_names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"{some(beside)} is stored beside the head, and engines draft with the trunk's "
             "instead (vllm-project/vllm#52013): a head trained with its own accepts little."
         )
+
+
+def respelled_names(head: FoundHead) -> tuple[str, ...]:
+    """Tensors of the head that are stored under other names than the family's usual ones."""
+    keys = head.family.keys
+    if not keys.respelled:
+        return ()
+    return tuple(
+        stored
+        for ours, stored in head.tensors.items()
+        if keys.to_published(ours, head.naming) != stored
+    )
 
 
 def outside_index(checkpoint: Checkpoint, head: FoundHead) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from headstart.families.dims import dims, size
 from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
 from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.experts import has_fused_experts
-from headstart.heads.file_pitfalls import outside_index
+from headstart.heads.file_pitfalls import outside_index, respelled_names
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
 from headstart.heads.sharing import Sharing, sharing
@@ -56,6 +56,7 @@ class HeadReport:
     root: str = ""  # prefix of the names of its tensors
     is_quantized: bool = False  # whether any of its weights is
     outside: tuple[str, ...] = ()  # files with tensors of it that the index does not list
+    respelled: tuple[str, ...] = ()  # names that are not the family's usual ones
 
     @property
     def is_usable(self) -> bool:
@@ -271,6 +272,7 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         head.naming.root,
         any(is_quantized(name, info) for name, info in infos.items()),
         outside_index(checkpoint, head),
+        respelled_names(head),
     )
 
 

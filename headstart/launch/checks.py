@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from headstart.checkpoint.config import text_part
 from headstart.errors import LaunchError
 from headstart.families.base import Family
-from headstart.families.engines import ENGINE_TITLES
+from headstart.families.engines import ENGINE_TITLES, served_by
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch.options import LaunchOptions
@@ -36,13 +36,18 @@ def require_read_names(
     folder, owner, root = report.path, report.family, report.head.root
     if head is not None and options.head_path is not None:
         folder, owner, root = options.head_path, head.family, head.root
-    if owner is None or root not in owner.keys.unread or engine == "xllm":  # which reads both
+    if owner is None:
         return
-    model, out = quoted(report.path), "--out DIR"
+    if root in owner.keys.unread and engine != "xllm":  # which reads both
+        found = f"names that begin with {root!r}"
+    elif head is None and report.head.respelled:
+        found = f"names as {report.head.respelled[0]}"
+    else:
+        return
     raise LaunchError(
-        f"the head in {folder} has names that begin with {root!r}; {ENGINE_TITLES[engine]} skips "
-        f"those and drafts nothing. `headstart stitch {quoted(folder)} {model} {out}` writes names "
-        "that it reads: launch DIR. Or run without the head: --speculate 0."
+        f"the head in {folder} has {found}; {ENGINE_TITLES[engine]} skips those and drafts "
+        f"nothing. `headstart stitch {quoted(folder)} {quoted(report.path)} --out DIR` writes "
+        "names that it reads: launch DIR. Or run without the head: --speculate 0."
     )
 
 
@@ -64,11 +69,25 @@ def require_own_folder(
         )
 
 
+def engines_for(report: Report, family: Family) -> list[str]:
+    """The engines that are launched here and read the head of this very model."""
+    names = _variant_names(report)
+    return [
+        engine
+        for engine in served_by(family.name)
+        if all(family.variants.get(engine, {}).get(name, "") is not None for name in names)
+    ]
+
+
+def _variant_names(report: Report) -> tuple[str, ...]:
+    inner = str(text_part(report.config).get("model_type", ""))
+    return (report.model_type, *report.architectures, inner)
+
+
 def require_variant(engine: str, version: str, report: Report, family: Family) -> None:
     """LaunchError if the engine reads the family's head, but not of this model."""
-    inner = str(text_part(report.config).get("model_type", ""))
     variants = family.variants.get(engine, {})
-    for name in (report.model_type, *report.architectures, inner):
+    for name in _variant_names(report):
         if name not in variants:
             continue
         title = family.variant_titles.get(name, name)

@@ -20,6 +20,7 @@ from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
 from headstart.launch.checks import (
+    engines_for,
     former_contract,
     require_own_folder,
     require_read_names,
@@ -180,7 +181,7 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
 def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     head = separate_head(engine, options.head_path, report)
     family = _family(engine, report, options, head)
-    served = _served(engine, family)
+    served = _served(engine, family, report)
     if served.is_apart:
         require_own_folder(engine, report, options, head)
     require_read_names(engine, report, options, head)
@@ -245,7 +246,7 @@ def _family(
     return family
 
 
-def _served(engine: str, family: Family) -> Served:
+def _served(engine: str, family: Family, report: Report) -> Served:
     by_engine = served_by(family.name)
     if not by_engine:
         # Without the engine's name: `inspect` says a common reason once.
@@ -256,10 +257,14 @@ def _served(engine: str, family: Family) -> Served:
             f"{others}. Or run without it: --speculate 0."
         )
     if engine not in by_engine:
-        others = ", ".join(ENGINE_TITLES[name] for name in by_engine)
+        title = ENGINE_TITLES[engine]
+        named = ", ".join(ENGINE_TITLES[name] for name in engines_for(report, family))
+        others = "; ".join([named, *family.elsewhere])
+        is_elsewhere = any(text.startswith(title) for text in family.elsewhere)
+        does = "is not launched here with" if is_elsewhere else "does not serve"
         raise LaunchError(
-            f"{ENGINE_TITLES[engine]} does not serve the head of {family.title}. These do: "
-            f"{others}. Or run without it: --speculate 0."
+            f"{title} {does} the head of {family.title}. These do: {others}. Or run without it: "
+            "--speculate 0."
         )
     return by_engine[engine]
 

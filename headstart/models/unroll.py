@@ -79,7 +79,8 @@ def _goes_on_by_row(head: MTPHead) -> bool:
     """Whether rows of the last module, which goes on by itself, need nothing of other rows but
     keys and values."""
     block = head.modules_[-1].block
-    return isinstance(block, DecoderLayer) and isinstance(block.attention, Attention)
+    # not of a class made from it, whose rows choose what they see
+    return isinstance(block, DecoderLayer) and type(block.attention) is Attention
 
 
 @torch.no_grad()

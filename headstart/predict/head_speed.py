@@ -51,6 +51,7 @@ from headstart.simulate.scoring import (
     score_served,
 )
 from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.own_tokens import OwnRule
 
 _LEAST_ANSWER = 64  # tokens of an answer whose rounds are timed
 _MOST_PROMPTS = 32
@@ -76,16 +77,16 @@ class Scorer:
     def score(
         self, records: Sequence[Record], plan: Plan, *, max_drafts: int = 8,
         vocabs: dict[str, VocabOf] | None = None, end_ids: frozenset[int] = frozenset(),
-        progress: Callable[[int], None] = lambda num_tokens: None,
+        own: int = 0, progress: Callable[[int], None] = lambda num_tokens: None,
     ) -> dict[str, Scores]:  # fmt: skip
         if self.backend is not None and is_served(self.backend, plan):
             return score_served(
                 self.backend, records, plan, max_drafts=max_drafts, vocabs=vocabs,
-                end_ids=end_ids, progress=progress,
+                end_ids=end_ids, own=own, progress=progress,
             )  # fmt: skip
         return score(
             self.model, records, plan, max_drafts=max_drafts, vocabs=vocabs, end_ids=end_ids,
-            progress=progress,
+            own=own, progress=progress,
         )  # fmt: skip
 
 
@@ -109,7 +110,7 @@ class HeadPrediction:
             ways[self.options.vocab.name] = self._map_of
         found = self.scorer.score(
             self.records, self.plan, max_drafts=self.options.max_drafts, vocabs=ways,
-            end_ids=self.prompts.end_ids, progress=progress,
+            end_ids=self.prompts.end_ids, own=self.options.own, progress=progress,
         )  # fmt: skip
         return {**self._method(), "results": [self._result(*each) for each in found.items()]}
 
@@ -134,7 +135,10 @@ class HeadPrediction:
         size = None if way == WHOLE else largest_map(self.maps)
         result = {"vocabulary": way, **scores.as_json()}
         if way != WHOLE:
-            result["coverage"] = coverage(self.records, self._map_of)
+            result["coverage"] = coverage(
+                self.records, self._map_of, self.options.own, self.scorer.model.config.vocab
+            )
+            result["own"] = self.options.own
         for name, part in scores.parts.items():
             result["by_category"][name] |= self._speeds(part, size)
         return {**result, **self._speeds(scores.overall, size)}
@@ -242,14 +246,22 @@ def largest_map(maps: DraftVocabs) -> int | None:
     return max((len(each.ids) for each in maps.by_name.values()), default=None)
 
 
-def coverage(records: Sequence[Record], vocab_of: VocabOf) -> float:
-    """Share of answer tokens that drafts can be at all."""
+def coverage(
+    records: Sequence[Record], vocab_of: VocabOf, own: int = 0, vocab_size: int = 0
+) -> float:
+    """Share of answer tokens that drafts can be at all, with so many own tokens of texts."""
     inside = total = 0
+    rules: dict[str, OwnRule] = {}
     for record in records:
         vocab, answer = vocab_of(record), record.ids[record.mask].tolist()
         total += len(answer)
-        inside += len(answer)
-        if vocab is not None:
+        if vocab is None:
+            inside += len(answer)
+        elif own:
+            if vocab.name not in rules:
+                rules[vocab.name] = OwnRule.of(vocab.ids, vocab_size, own)
+            inside += rules[vocab.name].num_inside(record.ids.tolist(), record.mask.tolist())
+        else:
             known = set(vocab.ids)
-            inside -= sum(token not in known for token in answer)
+            inside += sum(token in known for token in answer)
     return inside / max(1, total)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
+from headstart.vocab.own_tokens import check_limit
 
 if TYPE_CHECKING:
     from headstart.backends.options import Weights
@@ -22,6 +23,7 @@ class PredictionOptions:
 
     head: Path | None = None  # None: the model's own
     vocab: Path | None = None  # a file of draft vocabularies, scored beside the whole vocabulary
+    own: int = 0  # tokens of its text that a request drafts beside one of them
     temperature: float | None = None  # None: that of the answers
     rule: str = "match"
     max_drafts: int = 8
@@ -42,6 +44,8 @@ class PredictionOptions:
             raise ConfigError(
                 f"--requests is {self.requests}; give a number from 1 to {MAX_REQUESTS}."
             )
+        if self.own != 0:
+            check_limit(self.own)
         if self.bandwidth is not None and self.bench is not None:
             raise ConfigError("--bandwidth and --bench both say what rounds cost. Drop one.")
 

@@ -24,6 +24,7 @@ from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.files import read
 from headstart.vocab.forced import forced_ids
 from headstart.vocab.languages import language_of
+from headstart.vocab.own_tokens import check_limit
 from headstart.vocab.sizes import candidate_sizes, check_sizes
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class VocabOptions:
     sizes: tuple[int, ...] = ()  # empty: candidates by the size of the model's vocabulary
     min_tokens: int = 1000
     only: str | None = None  # the one map that is made
+    own: int = 0  # tokens of its text that a request will draft beside a map
     head: Path | None = None
     bandwidth: float | None = None
     weights: Weights = "as-dtype"
@@ -56,6 +58,8 @@ class VocabOptions:
         if self.data is None and not self.texts:
             raise ConfigError("nothing to count; give --data, --text or both.")
         check_by(self.by)
+        if self.own != 0:
+            check_limit(self.own)
 
 
 def check_by(by: str) -> None:
@@ -77,7 +81,7 @@ def make_maps(
         forced = frozenset(i for i in forced_ids(tokenizer, prompts.end_ids) if i < vocab_size)
     model = making.Model(
         vocab_size=vocab_size, tokenizer_sha=tokenizer_sha(checkpoint), forced=forced,
-        languages=options.by == "language",
+        languages=options.by == "language", own=options.own,
     )  # fmt: skip
     sizes = options.sizes or candidate_sizes(vocab_size, len(forced))
     check_sizes(sizes, vocab_size, len(forced))
@@ -125,7 +129,7 @@ def _predictor(
 
     return predictor_of(
         checkpoint, options.head, options.device, options.dtype, options.bandwidth,
-        options.weights, sizes, heldout,
+        options.weights, sizes, heldout, own=options.own,
     )  # fmt: skip
 
 

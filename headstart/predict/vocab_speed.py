@@ -23,7 +23,7 @@ _MAX_ANSWERS = 128  # held-out answers that each size is tried on
 
 def predictor_of(
     checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None,
-    weights: Weights, sizes: Sequence[int], heldout: Sequence[Record],
+    weights: Weights, sizes: Sequence[int], heldout: Sequence[Record], *, own: int = 0,
 ) -> Simulate | None:  # fmt: skip
     """Predicts acceptance length and speed of a vocabulary of one of these sizes.
 
@@ -44,10 +44,11 @@ def predictor_of(
         records = spread(list(answers), _MAX_ANSWERS)
         plan = make_plan(records, None, "match")
         found = scorer.score(
-            records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=prompts.end_ids
+            records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=prompts.end_ids,
+            own=own,
         )[vocab.name]  # fmt: skip
-        own = costs.of(scorer.model, len(vocab.ids))
-        fastest = best(predict(found.overall.lengths, own))
+        timed = costs.of(scorer.model, len(vocab.ids))
+        fastest = best(predict(found.overall.lengths, timed))
         return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 
     return simulate

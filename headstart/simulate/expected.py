@@ -68,7 +68,7 @@ def expectations(
             kept = at.tolist()
             if not kept:
                 break
-            values = logits.at(depth, states[rows[at] - depth])
+            values = logits.at(depth, states[rows[at] - depth], rows[at] - (depth - 1))
             draft = draft_probs(values, [sampling[i] for i in kept], logits.ids, vocab)
             found = _rates(target[at], draft, batch.ids[rows[at] + 1], is_own_text=is_own_text)
             place = part.start + at - (depth - 1)

@@ -21,6 +21,7 @@ from headstart.models.unroll import unroll
 from headstart.sampling.choose import choose_drafts
 from headstart.sampling.params import Row
 from headstart.simulate.answers import Answer, Batch
+from headstart.simulate.own_columns import OwnColumns
 
 _CHUNK_VALUES = 1 << 24  # logits in memory at a time
 
@@ -32,12 +33,15 @@ class DraftLogits:
     compute: Callable[[Tensor], Tensor]  # states [R, D] -> logits [R, V], at least fp32
     ids: Tensor | None = None
     by_depth: tuple[Callable[[Tensor], Tensor], ...] = ()  # of modules with LM heads of their own
+    own: OwnColumns | None = None  # where columns are texts' own tokens, too
 
-    def at(self, depth: int, states: Tensor) -> Tensor:
-        """Logits of states [R, D] of a depth, from 1."""
-        if not self.by_depth:
-            return self.compute(states)
-        return self.by_depth[min(depth, len(self.by_depth)) - 1](states)
+    def at(self, depth: int, states: Tensor, newest: Tensor) -> Tensor:
+        """Logits of states [R, D] of a depth, from 1; newest [R]: the rows of the newest tokens."""
+        compute = self.compute
+        if self.by_depth:
+            compute = self.by_depth[min(depth, len(self.by_depth)) - 1]
+        values = compute(states)
+        return values if self.own is None else self.own.close(values, newest)
 
     @classmethod
     def of_weight(cls, weight: Tensor, ids: Tensor | None = None) -> DraftLogits:
@@ -151,9 +155,9 @@ def answer_matches(
             if not kept:
                 break
             at = torch.tensor(kept, device=rows.device)
-            values = logits.at(depth, states[rows[at] - depth])
-            guesses = choose_drafts(values, [sampling[i] for i in kept], logits.ids)
             # The guess of a_j at depth k was made when a_(j-k) was the newest.
+            values = logits.at(depth, states[rows[at] - depth], rows[at] - (depth - 1))
+            guesses = choose_drafts(values, [sampling[i] for i in kept], logits.ids)
             found[part.start + at - (depth - 1), depth - 1] = guesses == tokens[at]
     parts = targets.split(found.cpu())
     return [Matches(answer, part) for answer, part in zip(answers, parts, strict=True)]

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headstart.backends.base import Backend
-from headstart.errors import DataError, HeadNotFound
+from headstart.errors import DataError
 from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
 from headstart.models.unroll import teacher_states, trunk_states
 from headstart.simulate.answers import Answer, Batch, answers_of, grouped
+from headstart.simulate.drafting import Drafting, head_of
 from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
 from headstart.simulate.plan import Plan
@@ -83,21 +84,23 @@ def score(
     max_drafts: int = 8,
     vocabs: Mapping[str, VocabOf] | None = None,
     end_ids: frozenset[int] = frozenset(),
+    own: int = 0,
     progress: Callable[[int], None] = lambda num_tokens: None,
     read: Iterable[Read] | None = None,
 ) -> dict[str, Scores]:
     """Score every way of choosing a draft vocabulary; without `vocabs` the whole one alone.
 
+    `own`: so many tokens of its text are drafted beside a vocabulary, as `draft_vocab_own` asks.
     `read`: what `batches` gave before, where several heads are scored on the same trunk's states.
     """
     ways = vocabs or {WHOLE: lambda record: None}
-    made: dict[str, DraftLogits] = {}
+    made: dict[str, Drafting] = {}
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
     for chunk, batch in read or batches(built, records, plan, max_drafts, end_ids):
         by_id = {record.id: record for record in chunk}
         with torch.inference_mode():
             depths = unrolled(
-                _head(built), built.trunk.embed, built.trunk.rotary, batch, max_drafts
+                head_of(built), built.trunk.embed, built.trunk.rotary, batch, max_drafts
             )
             for name, vocab_of in ways.items():
                 choices: dict[str, list[Answer]] = {}
@@ -105,10 +108,11 @@ def score(
                     vocab = vocab_of(by_id[answer.record_id])
                     key = "" if vocab is None else vocab.name
                     if key not in made:
-                        made[key] = _logits(built, vocab)
+                        made[key] = Drafting.of(built, vocab, own)
                     choices.setdefault(key, []).append(answer)
                 for key, answers in choices.items():
-                    kept[name] += _found(built, depths, batch, answers, made[key], plan)
+                    logits = made[key].logits(batch, answers)
+                    kept[name] += _found(built, depths, batch, answers, logits, plan)
         progress(batch.documents.num_rows)
     return {name: _summary(found, plan, max_drafts) for name, found in kept.items()}
 
@@ -126,6 +130,7 @@ def score_served(
     max_drafts: int = 8,
     vocabs: Mapping[str, VocabOf] | None = None,
     end_ids: frozenset[int] = frozenset(),
+    own: int = 0,
     progress: Callable[[int], None] = lambda num_tokens: None,
 ) -> dict[str, Scores]:
     """The same as `score`, by the passes of the backend that serves: see `is_served`.
@@ -135,7 +140,7 @@ def score_served(
     ways = vocabs or {WHOLE: lambda record: None}
     longest = max(len(record.ids) for record in records)
     _check_length(backend.model, records)
-    scorer = ServedMatches(backend, max_drafts, longest)
+    scorer = ServedMatches(backend, max_drafts, longest, own)
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
     for chunk in grouped(records, scorer.max_rows):
         by_id = {record.id: record for record in chunk}
@@ -186,7 +191,7 @@ def _found(
 ) -> Sequence[Matches | Expected]:
     if plan.method == "replay":
         return answer_matches(depths, batch, answers, logits)
-    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
+    trunk, kind = built.trunk, head_of(built).layout.trunk_hidden
     return expectations(
         depths, batch, answers, logits,
         lambda states: trunk.logits(teacher_states(trunk, states, kind)),
@@ -198,8 +203,8 @@ def batches(
     built: LoadedModel, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
 ) -> Iterator[Read]:
     """The records a few at a time, with the states that the trunk has for them."""
-    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
+    trunk, kind = built.trunk, head_of(built).layout.trunk_hidden
+    size = built.config.state_size(head_of(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):
         _check_length(built, chunk)
         documents = Documents(tuple(len(record.ids) for record in chunk))
@@ -215,33 +220,6 @@ def batches(
         with torch.inference_mode():
             states = trunk_states(trunk, ids, documents, kind)
         yield chunk, Batch(states, ids, documents, answers)
-
-
-def _head(built: LoadedModel) -> Any:
-    if built.head is None:
-        raise HeadNotFound(
-            f"{built.checkpoint.folder} has no head to score. Give one with --head, or make one "
-            "with `headstart graft`."
-        )
-    return built.head
-
-
-def _logits(built: LoadedModel, vocab: DraftVocab | None) -> DraftLogits:
-    """As the engine's runner computes them, so that not even rounding differs."""
-    ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
-
-    def of(lm_head: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        kept = lm_head if ids is None else lm_head.only_rows(ids)
-
-        def compute(states: torch.Tensor) -> torch.Tensor:
-            values = kept(states)
-            assert isinstance(values, torch.Tensor)
-            return values if values.dtype == torch.float64 else values.float()
-
-        return compute
-
-    own = tuple(of(lm_head) for lm_head in _head(built).own_lm_heads)
-    return DraftLogits(of(built.trunk.lm_head), ids, own)
 
 
 def _summary(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scores:

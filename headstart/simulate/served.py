@@ -18,6 +18,8 @@ from headstart.backends.base import Backend, CacheSizes, HeadRows, TrunkRows
 from headstart.sampling.params import Row
 from headstart.simulate.answers import Answer
 from headstart.simulate.matches import Matches, sampling_row
+from headstart.simulate.own_columns import OwnColumns
+from headstart.vocab.own_tokens import OwnRule
 
 _PASS_ROWS = 512  # rows in one pass of trunk or head
 _CHAINS = 256  # rows that go on together, each with slots of its own
@@ -60,14 +62,17 @@ class _Chains:
     starts: list[_Start]
     recycled: Tensor
     alive: dict[str, list[int]] = field(default_factory=dict)  # by vocabulary: of `starts`
+    columns: dict[str, OwnColumns] = field(default_factory=dict)  # by vocabulary
 
 
 class ServedMatches:
     """Scores texts with a backend whose head has one module; its K/V memory is its own here."""
 
-    def __init__(self, backend: Backend, max_drafts: int, longest: int):
+    def __init__(self, backend: Backend, max_drafts: int, longest: int, own: int = 0):
+        """own: so many tokens of its text are drafted beside a vocabulary."""
         assert backend.head is not None and backend.num_modules == 1
-        self._backend, self._max_drafts = backend, max_drafts
+        self._backend, self._max_drafts, self._own = backend, max_drafts, own
+        self._rules: dict[str, OwnRule] = {}  # by vocabulary
         self.max_rows = max(_PASS_ROWS, longest)
         backend.allocate(CacheSizes(self.max_rows + _CHAINS * max_drafts, block_size=1))
 
@@ -151,11 +156,18 @@ class ServedMatches:
             known = self._backend.draft_vocabs[vocab].ids if vocab is not None else None
             columns = self._backend.config.vocab if known is None else len(known)
             own = [at for at in alive if vocabs[at] == vocab]
+            columns_of = self._columns(chains, vocab)
             step = max(1, _CHUNK_VALUES // columns)
             for part in (own[i : i + step] for i in range(0, len(own), step)):
-                logits = self._backend.draft_logits(normed[torch.tensor(part)], vocab, 0)
-                rows = [chains.starts[at].row(depth) for at in part]
-                guesses = self._backend.choose_drafts(logits, rows, known)
+                rows, states = [chains.starts[at].row(depth) for at in part], normed[part]
+                logits = self._backend.draft_logits(states, vocab, 0)
+                if columns_of is None:
+                    guesses = self._backend.choose_drafts(logits, rows, known)
+                else:
+                    newest = torch.tensor([chains.starts[at].position for at in part])
+                    added = self._backend.token_logits(states, columns_of.extra)
+                    joined = columns_of.joined(logits, added, newest)
+                    guesses = self._backend.choose_drafts(joined, rows, columns_of.ids)
                 for at, guess in zip(part, guesses, strict=True):
                     start = chains.starts[at]
                     if guess == start.token(depth):
@@ -163,6 +175,20 @@ class ServedMatches:
                             True
                         )
                         chains.alive[way].append(at)
+
+    def _columns(self, chains: _Chains, vocab: str | None) -> OwnColumns | None:
+        """Where the text of these rows has tokens beside the vocabulary; it is the same of all."""
+        if not self._own or vocab is None:
+            return None
+        if vocab not in chains.columns:
+            listed = self._backend.draft_vocabs[vocab].ids
+            if vocab not in self._rules:
+                size = self._backend.config.vocab
+                self._rules[vocab] = OwnRule.of(listed.tolist(), size, self._own)
+            text = [(0, chains.starts[0].text.ids)]
+            chains.columns[vocab] = OwnColumns.of(self._rules[vocab], listed, text)
+        found = chains.columns[vocab]
+        return found if len(found.extra) else None
 
     def _go_on(self, chains: _Chains, going: list[int], depth: int) -> tuple[Tensor, Tensor]:
         """The head's next depth for rows whose drafts were right so far: [n, D] of all rows."""

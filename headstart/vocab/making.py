@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.errors import DataError
 from headstart.vocab.draft_vocab import ALL, DraftVocab
+from headstart.vocab.own_tokens import OwnRule
 from headstart.vocab.ranking import Answer, Counts, GroupOf, answer_ids, coverage, rank
 from headstart.vocab.sizes import ENOUGH_COVERAGE, SizeResult, choose_size, drafting_pays
 
@@ -79,6 +80,7 @@ class Model:
     vocab_size: int
     tokenizer_sha: str | None
     forced: frozenset[int]
+    own: int = 0  # tokens of its text that a request will draft beside a map
     languages: bool = True  # whether groups are languages, or users' labels
 
 
@@ -125,7 +127,7 @@ def make(group: Group, model: Model, sizes: Sequence[int], simulate: Simulate | 
             tokenizer_sha=model.tokenizer_sha, coverage=coverage(ids, written),
             forced=len(model.forced),
         )  # fmt: skip
-        result = SizeResult(size=size, coverage=vocab.coverage)
+        result = SizeResult(size=size, coverage=_drafted_share(vocab, group.heldout, model))
         if simulate is not None and group.heldout:
             found = simulate(vocab, group.heldout)
             result = replace(
@@ -136,6 +138,15 @@ def make(group: Group, model: Model, sizes: Sequence[int], simulate: Simulate | 
     candidates = tuple(result for result, _ in tried)
     chosen = candidates[0] if len(candidates) == 1 else choose_size(candidates)
     return Made(dict(tried)[chosen], candidates, group.num_counted)
+
+
+def _drafted_share(vocab: DraftVocab, answers: Sequence[Answer], model: Model) -> float | None:
+    """Of held-out answer tokens, those that can be drafted with the texts' own tokens, too."""
+    if not model.own or not answers:
+        return vocab.coverage
+    rule = OwnRule.of(vocab.ids, model.vocab_size, model.own)
+    inside = sum(rule.num_inside(list(a.ids), list(a.mask)) for a in answers)
+    return inside / max(1, sum(len(answer_ids(answer)) for answer in answers))
 
 
 def make_all(

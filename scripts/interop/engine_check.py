@@ -11,6 +11,7 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,6 +62,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     # Not Nemotron-H, whose experts have no gates, nor MiMo-V2, whose values have a size of their
     # own: vLLM 0.32 has kernels of both for GPUs only.
     "exaone_moe": {"dtype": "F32"},
+    "exaone4_5": {"dtype": "F32"},
+    # Latents of the size that vLLM has kernels for. Where a config has no layer_types, it attends
+    # to everything and not to index_topk tokens, so all of them are chosen here.
+    "hy_v4": {
+        "dtype": "F32",
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "index_head_dim": 128,
+        "index_topk": 256,
+    },
     DEMO: {"dtype": "F32"},
 }
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
@@ -68,6 +81,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 APART = {"F32": 0, "BF16": 3}
 # vLLM 0.32 leaves the correction out on CPUs where scores are a softmax without groups.
 UNCORRECTED = ("ernie4_5_moe",)
+# family -> fields of the text part that vLLM's head asks the whole model's config for
+OUTER = {"exaone4_5": ("vocab_size", "num_nextn_predict_layers")}
+# family -> what vLLM is started with to run its text part alone
+OPTIONS: dict[str, dict[str, Any]] = {
+    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True}
+}
 
 
 @dataclass
@@ -129,6 +148,11 @@ def make_model(family: str, out: Path) -> Path:
     if family == DEMO:
         return demo.folder()
     model = write_tiny(family, out, **FAMILIES[family])
+    if family in OUTER:
+        file = model / "config.json"
+        config = json.loads(file.read_text())
+        config |= {name: config["text_config"][name] for name in OUTER[family]}
+        file.write_text(json.dumps(config))
     if family not in UNCORRECTED:
         return model
 
@@ -151,10 +175,11 @@ def check(family: str, python: Path, work: Path, versions: dict[str, str]) -> Re
     plain = ours(model, 0, prompts).tokens
     with Vllm(python, work / "vllm.log", work) as vllm:
         versions.update(vllm.versions)
-        theirs = vllm.serve(model, 0, result.dtype, prompts)
+        options = OPTIONS.get(family, {})
+        theirs = vllm.serve(model, 0, result.dtype, prompts, **options)
         result.expect(theirs.tokens == plain, "K=0: tokens differ")
         for depth in DEPTHS:
-            theirs = vllm.serve(model, depth, result.dtype, prompts)
+            theirs = vllm.serve(model, depth, result.dtype, prompts, **options)
             own, control = ours(model, depth, prompts), ours(swapped, depth, prompts).counters
             same = plain == theirs.tokens == own.tokens
             row = Row(depth, own.counters, theirs.counters, same, control)

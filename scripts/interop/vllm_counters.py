@@ -59,7 +59,6 @@ def run(
     asked = {"method": "mtp", "num_speculative_tokens": depth, **(speculative or {})}
     llm = LLM(
         model=model,
-        skip_tokenizer_init=True,
         trust_remote_code=True,
         dtype=dtype,
         enforce_eager=True,
@@ -69,7 +68,7 @@ def run(
         enable_prefix_caching=False,  # hybrid models have no CPU kernel for it
         disable_log_stats=False,
         speculative_config=asked if depth else None,
-        **(engine or {}),
+        **{"skip_tokenizer_init": True, **(engine or {})},
     )
     sampling = SamplingParams(
         temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False

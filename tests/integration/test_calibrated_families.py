@@ -47,6 +47,16 @@ NAMED = {
         "layers=4,experts=16,heads=8,head_dim=128,kv_heads=1", ["compressed"] * 4,
     ),
     "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
+    "k-exaone-236b": (
+        "layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"],
+    ),
+    "exaone-4.5-33b": ("layers=4,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
+    "ling-3-flash": ("layers=6,experts=16", ["delta"] * 5 + ["latent"]),
+    "ling-mini-2": ("layers=3,experts=16,kv_heads=1,head_dim=16", ["attention"] * 3),
+    "nemotron-3-super": (
+        "layers=8,experts=32,kv_heads=1,head_dim=16",
+        ["mamba", "none"] * 3 + ["mamba", "attention"],
+    ),
 }  # fmt: skip
 
 

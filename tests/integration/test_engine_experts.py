@@ -36,7 +36,7 @@ from headstart.families.experts import fused_slot
 REFUSED = {"exaone4_5": "the model norms what attention and MLPs give"}
 FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mimo_v2", "step3p5",
-    "exaone_moe", "mellum", *REFUSED,
+    "exaone_moe", "mellum", "bailing_moe_v2", *REFUSED,
 )  # fmt: skip
 # Most of what is tried below does not depend on how a layer attends.
 closely = pytest.mark.parametrize(
@@ -75,9 +75,10 @@ def said() -> Callable[[str, Path], list[list[int]]]:
 
 
 def _plain_text(family: str, folder: Path) -> list[list[int]]:
-    if family not in ("step3p5", "exaone4_5"):
+    if family not in ("step3p5", "exaone4_5", "bailing_moe_v2"):
         return published_greedy(folder, PROMPTS, 14)
-    # transformers reads them with pictures only; their trunks are compared in unit tests
+    # transformers reads the first two with pictures only and has no class for the third; their
+    # trunks are compared in unit tests
     plain = start(folder, speculate=0, prefix_caching=False, slots=4000)
     return [ids_of(run(plain, [prompt], greedy(14)))[0] for prompt in PROMPTS]
 
@@ -102,7 +103,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
         *product(("glm4_moe",), SHAPES),
         *product(("deepseek_v3",), unless_long(SHORT, SHAPES)),
         ("ernie4_5_moe", "K=4, little memory"),
-        *product(FAMILIES[3:], unless_long(SHORT[1:], SHORT)),
+        *product(FAMILIES[3:], unless_long(SHORT[1:], SHAPES)),
     ],
     indirect=["family"],
     scope="module",
@@ -115,13 +116,17 @@ def test_greedy_text_is_that_of_transformers(
     assert ids_of(results) == expected
     if "all at once" not in shape:
         assert engine.stats.cached_tokens > 0, "no prefix was reused"
+    if "all at once" not in shape and "five rows" not in shape:  # few rows begin few requests
         assert engine.stats.preemptions > 0, "memory was not tight"
     if not shape.startswith("K=0"):
         assert_head_is_alive(results)
 
 
 @pytest.mark.parametrize(
-    "family", ["glm4_moe", "deepseek_v32", "step3p5"], indirect=True, scope="module"
+    "family",
+    unless_long(["glm4_moe", "deepseek_v32", "step3p5"], FAMILIES),
+    indirect=True,
+    scope="module",
 )
 def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) -> None:
     model, prompts = soft(tiny, family), PROMPTS[:5]
@@ -132,7 +137,9 @@ def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) 
         assert ids_of(run(shaped(model, shape), prompts, params)) == alone, shape
 
 
-@closely
+@pytest.mark.parametrize(
+    "family", unless_long(["glm4_moe", "deepseek_v3"], FAMILIES), indirect=True, scope="module"
+)
 def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int]]) -> None:
     engine = shaped(folder, "K=4, little memory")
     ids = [engine.add(prompt, greedy(14)) for prompt in PROMPTS]
@@ -154,7 +161,8 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 @pytest.mark.parametrize(
     "family",
     unless_long(
-        ["deepseek_v32", "mimo_v2", "step3p5", "mellum", "nemotron_h"], [*FAMILIES, "nemotron_h"]
+        ["deepseek_v32", "mimo_v2", "step3p5", "mellum", "nemotron_h"],
+        [*FAMILIES, "nemotron_h", "bailing_moe_v3"],
     ),
     indirect=True,
     scope="module",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def published(tiny: Tiny) -> Callable[[str], list[list[int]]]:
     ("family", "shape"),
     [
         *(("qwen3_next", shape) for shape in _WITH_TRANSFORMERS),
-        *((family, "K=4, few blocks") for family in FAMILIES[1:]),
+        *product(FAMILIES[1:], unless_long(["K=4, few blocks"], SHAPES)),
     ],
 )
 def test_greedy_text_is_that_of_transformers(
@@ -157,7 +157,8 @@ def test_greedy_text_is_that_of_transformers(
     engine = shaped(hybrid(tiny, family), shape)
     results = run(engine, PROMPTS, greedy(12)) + run(engine, PROMPTS[:3], greedy(12))
     assert ids_of(results) == expected + expected[:3]
-    assert engine.stats.cached_tokens > 0, "no prefix was reused"
+    if "few states" not in shape:
+        assert engine.stats.cached_tokens > 0, "no prefix was reused"
     if "few blocks" in shape:
         assert engine.stats.preemptions > 0, "memory was not tight"
     if SHAPES[shape][0]:

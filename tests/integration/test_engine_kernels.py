@@ -58,7 +58,7 @@ def settings(count: int = COUNT) -> list[SamplingParams]:
 
 
 def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
-    """The third request has top-p alone, so it stays with the host beside those in rounds."""
+    """Greedy, sampled and truncated requests share a round."""
     folder = model(tiny)
     fused, plain = start(folder, "on"), start(folder, "off")
     assert (fused.backend.name, plain.backend.name) == ("cuda", "torch")

@@ -45,7 +45,7 @@ FAMILIES = {
     "bailing_moe_v2": ("sglang", "speculators"),
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
-    "mellum": (),
+    "mellum": ("speculators",),
     "hy_v4": ("sglang",),
     "glm5_next": ("sglang",),
     "qwen4_exp": ("sglang",),

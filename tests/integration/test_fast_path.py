@@ -6,6 +6,7 @@ A field that is new must be named here, with a value that matters, or it fails.
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 from support.engine_runs import ids_of
 from support.kernel_runs import SIZES
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
+from headstart.engine.options import Speculate
 from headstart.sampling.params import SamplingParams
 from headstart.sampling.restrictions import Restrictions
 from headstart.vocab.draft_vocab import DraftVocab
@@ -88,10 +91,12 @@ def start(folder: Path, **settings: Any) -> Engine:
         DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="small"),
         DraftVocab(ids=tuple(range(VOCAB - 4)), name="large"),
     ]
-    return Engine(
-        folder, dtype="float32", speculate=1, block_size=4, kv_bytes=1 << 21, threads=1,
-        draft_vocab=vocabs, **settings,
-    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "dtype": "float32", "speculate": 1, "block_size": 4, "kv_bytes": 1 << 21, "threads": 1,
+    }  # fmt: skip
+    if settings.get("speculate") != 0:  # there is a head
+        usual["draft_vocab"] = vocabs
+    return Engine(folder, **{**usual, **settings})
 
 
 def params_of(settings: dict[str, Any]) -> SamplingParams:
@@ -123,6 +128,31 @@ def test_no_setting_leaves_the_fast_path(
     assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
     assert engine.stats.slow_rounds == {} and engine.stats.fast_rounds > len(each)
     assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
+
+
+PAIRED = [
+    {**first, **second}
+    for first, second in combinations([own for own in EXAMPLES.values() if "n" not in own], 2)
+]
+
+
+@pytest.mark.parametrize("speculate", unless_long([2], [0, 1, 2, 3, 4, 5, "auto"]))
+@pytest.mark.usefixtures("quick_kernels")
+def test_no_settings_together_make_the_text_depend_on_the_number_of_drafts_in_rounds(
+    speculate: Speculate, folder: Path
+) -> None:
+    """The acceptance rule is left out: with `rejection` the text may depend on drafts."""
+    pytest.importorskip("triton")
+    usual: dict[str, Any] = {"speculate": None, "acceptance": "match"}
+    if speculate == 0:
+        usual |= {"draft_vocab": None, "draft_from": "auto"}
+    some = unless_long(PAIRED[::29], PAIRED)
+    each = [params_of({**own, **usual}) for own in (TOGETHER, *some)]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(each))]
+    rounds = start(folder, **BACKENDS["cuda"], speculate=speculate)
+    plain = start(folder, device="cpu", kernels="off")
+    assert ids_of(rounds.generate(prompts, each)) == ids_of(plain.generate(prompts, each))
+    assert not rounds.stats.slow_rounds
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))

@@ -125,11 +125,12 @@ def test_a_shape_by_numbers_has_those_numbers(made: Path) -> None:
     ("arguments", "found"),
     [
         (("--shape", "nonsense", "--acceptance", "0.5"), "no shape is called 'nonsense'"),
+        (("--shape", "qwen3-8", "--acceptance", "0.5"), "(did you mean qwen3-8b?)"),
         (("--shape", "layers=2", "--acceptance", "0.5"), "--shape lacks"),
         (("--shape", SHAPE, "--acceptance", "2"), "--acceptance is 2"),
         (("--shape", SHAPE, "--acceptance", "0.5", "--active", "99"), "--active is 99"),
     ],
-    ids=["unknown name", "missing numbers", "rate above one", "more tokens than there are"],
+    ids=["unknown name", "near name", "missing numbers", "rate above one", "too many tokens"],
 )
 def test_a_bad_calibration_is_refused_in_one_line(
     arguments: tuple[str, ...], found: str, tmp_path: Path

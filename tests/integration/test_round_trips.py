@@ -359,6 +359,15 @@ def test_names_that_engines_skip_are_never_written(
     assert any("which engines read" in note for note in config_changes(restored))
 
 
+@pytest.mark.parametrize("variant", ["glm4_moe", "glm5_next", "qwen3_5_text"])
+def test_a_plain_head_for_xllm_is_not_said_to_be_quantised(
+    variant: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    """The control of the remark about quantised bytes, which only heads with such get."""
+    changes = config_changes(export(tiny(variant), "xllm", tmp_path / "head"))
+    assert not any("quantised" in note for note in changes)
+
+
 def config_changes(folder: Path) -> list[str]:
     changes = json.loads((folder / "headstart.json").read_text())["changes"]
     assert isinstance(changes, list)

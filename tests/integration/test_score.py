@@ -37,7 +37,7 @@ from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.params import SamplingParams
-from headstart.simulate import scoring
+from headstart.simulate import drafting, scoring
 from headstart.simulate.plan import make_plan
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
@@ -215,12 +215,13 @@ def test_each_reduced_lm_head_is_made_once(
     made, _ = answered[0.0]
     vocabs = [DraftVocab(ids=tuple(range(0, VOCAB, n)), name=f"every {n}") for n in (2, 3)]
     built: list[Any] = []
-    real = scoring._logits
-    monkeypatch.setattr(scoring, "_logits", lambda b, v: built.append(v) or real(b, v))
+    real = drafting._logits
+    monkeypatch.setattr(drafting, "_logits", lambda b, ids: built.append(ids) or real(b, ids))
     ways: dict[str, scoring.VocabOf] = {"by category": lambda r: vocabs[r.category == "a"]}
     engine = start(model, speculate=3, slots=8000)
     scoring.score(engine.model, made, make_plan(made, None, "match"), vocabs=ways)
-    assert len(made) == 6 and sorted(v.name for v in built) == ["every 2", "every 3"]
+    assert len(made) == 6 and {tuple(ids.tolist()) for ids in built} == {v.ids for v in vocabs}
+    assert len(built) == 2
 
 
 @pytest.fixture

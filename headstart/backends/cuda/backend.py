@@ -240,6 +240,12 @@ class CudaBackend(Backend):
     def make_rounds(self, sizes: RoundSizes) -> DeviceRounds:
         from headstart.backends.cuda.device_rounds import CapturedRounds
 
+        if sizes.own and not self._own_rows():
+            self.notes.append(
+                "requests in rounds draft from their draft vocabulary alone: single rows of a "
+                "quantised LM head cannot be read"
+            )
+            sizes = replace(sizes, own=0)
         return CapturedRounds(self, sizes, self._recurrent_batch(sizes, self.device))
 
     def round_model(self, max_context: int) -> RoundModel:
@@ -252,7 +258,16 @@ class CudaBackend(Backend):
             head_caches=self.memory.head, boundary=self._boundary,
             block_size=self.sizes.block_size, drafting=[], max_context=max_context,
             feeds_stream=self.feeds_stream, kernels=self.kernels, states=self.memory.states,
+            own_rows=self._own_rows(),
         )  # fmt: skip
+
+    def _own_rows(self) -> tuple[Tensor, ...]:
+        """Weights of the whole LM heads by module, where kernels can read single rows of them."""
+        heads = [self._lm_head(module) for module in range(self.num_modules)]
+        kept = list({id(own): own for own in heads}.values())
+        if any(type(own) is not Linear for own in kept):
+            return ()
+        return tuple(own.weight for own in kept)
 
     def draft_tokens(self, vocab: str | None) -> DraftTokens:
         """What drafts of a round are chosen among: a vocabulary, or all tokens."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.copies import COUNT, TOKENS
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
+from headstart.backends.cuda.kernels.own_rows import OwnSlots
 from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.packed import PackedRows
 from headstart.backends.cuda.recurrent import RecurrentBatch
@@ -24,6 +25,7 @@ from headstart.backends.rows import on_device
 from headstart.models.config import ModelConfig
 from headstart.models.recurrence import LayerStates
 from headstart.sampling.masks import num_words
+from headstart.vocab.own_tokens import OwnTokens
 
 WINDOW = 16  # tokens that the head may be behind while no request drafts
 _LEAST_ROWS = 64  # that a round may have in any case
@@ -40,7 +42,7 @@ class DecodeBatch:
     def __init__(
         self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int, vocab: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
-        modules: int = 1, packed: PackedRows | None = None, copied: int = 0,
+        modules: int = 1, packed: PackedRows | None = None, copied: int = 0, own: int = 0,
     ):  # fmt: skip
         assert window > max_drafts
 
@@ -53,6 +55,7 @@ class DecodeBatch:
         self.limits = numbers(torch.int32)
         self.pending = numbers(torch.int32)
         self.vocabs = numbers(torch.int32)  # draft vocabularies, by number
+        self.own = OwnSlots.empty(count, own, device) if own else None
         # Drafts that a round has of each request, and those of the head among them: what the host
         # allows, or where drafts may be copied what the device makes of that.
         self.copies: Tensor | None = None
@@ -105,6 +108,7 @@ class DecodeBatch:
             window=max(window, sizes.max_drafts + 1), max_blocks=max_blocks,
             hidden=config.hidden, vocab=config.vocab, dtype=dtype, device=device,
             recurrent=recurrent, modules=modules, packed=packed, copied=sizes.copied,
+            own=sizes.own,
         )  # fmt: skip
 
     @property
@@ -125,7 +129,8 @@ class DecodeBatch:
         own = [*named.values(), *vars(self.settings).values()]
         if self.copies is not None:  # else it is a view of `limits`
             own.append(self.made)
-        return sum(value.nbytes for value in own if isinstance(value, Tensor))
+        slots = 0 if self.own is None else self.own.num_bytes
+        return slots + sum(value.nbytes for value in own if isinstance(value, Tensor))
 
     @property
     def window(self) -> int:
@@ -161,6 +166,8 @@ class DecodeBatch:
         if request.states is not None:
             self.states[index, 0] = request.states[0]
             self.carried[index] = request.states[1:]
+        if self.own is not None:
+            self._admit_own(self.own, index, request.own)
         self.extend({index: (0, request.blocks)})
         if self.recurrent is not None:
             rows = request.num_tokens - 1  # the newest token has not been read
@@ -172,7 +179,16 @@ class DecodeBatch:
         num_pending = int(request.states is not None or self.copies is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
 
+    def _admit_own(self, slots: OwnSlots, index: int, own: OwnTokens | None) -> None:
+        count = 0 if own is None else len(own.ids)
+        if own is not None and count:
+            given = on_device([*own.ids, *own.last], slots.ids.device, torch.int32)
+            slots.ids[index, :count], slots.last[index, :count] = given[:count], given[count:]
+        slots.counts[index].fill_(count)
+
     def remove(self, index: int) -> None:
+        if self.own is not None:
+            self.own.counts[index].zero_()
         if self.copies is not None:
             self.copies[index].zero_()
         self._set(index, [0, 0, 0, 0])
@@ -217,6 +233,8 @@ class DecodeBatch:
             tensor[target] = tensor[source]
         if self.copies is not None:
             self.copies[target] = self.copies[source]
+        if self.own is not None:
+            self.own.move(source, target)
         move_row(self.settings, source, target)
         if self.recurrent is not None:
             own = self._buffers

@@ -18,12 +18,12 @@ from torch import Tensor
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.kernels.copies import follow_copies
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
+from headstart.backends.cuda.kernels.own_rows import add_own, choose_with_own, own_logits
 from headstart.backends.cuda.kernels.rejection import share_of_drafts, shares_of
 from headstart.backends.cuda.kernels.rounds import chain_rows, head_rows, keep_boundaries
 from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.shapes import DraftShape
-from headstart.models.linear import Linear
 
 
 def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None:
@@ -33,6 +33,7 @@ def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None
     last = (batch.pending[: shape.count].long() - 1).clamp_min(0)
     ids[:, 0] = batch.tokens[: shape.count].gather(1, last[:, None]).squeeze(1)
     if shape.head_rows and model.head is not None:
+        _add_own(model, batch, shape)
         recycled = _read(model, batch, shape)
         for depth in range(model.head.num_modules + 1, shape.num_drafts + 1):
             recycled = _chain(model, batch, shape, recycled, depth)
@@ -42,6 +43,20 @@ def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None
             batch.copies, batch.tokens[:count], batch.pending[:count], batch.lengths[:count],
             batch.limits[:count], ids, batch.made, of_head=shape.num_drafts, columns=shape.columns,
         )  # fmt: skip
+
+
+def _add_own(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None:
+    """What the head reads now becomes the requests' own tokens, beside their vocabularies."""
+    if batch.own is None:
+        return
+    count = shape.count
+    for number in shape.vocabs:
+        columns = model.drafting[number].columns
+        if columns is not None:
+            add_own(
+                batch.own.first(count), batch.tokens[:count, : shape.head_rows],
+                batch.pending[:count], batch.lengths[:count], columns, batch.vocabs[:count], number,
+            )  # fmt: skip
 
 
 def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:
@@ -130,11 +145,11 @@ def _guess(
         tokens = model.drafting[number]
         if shape.is_processed or shape.rejects:
             adjusted = adjusted_drafts(
-                model, tokens, tokens.lm_head(depth), settings, normed, noise[2]
+                model, batch, tokens, settings, normed, noise[2], module=depth - 1
             )
             # Where nothing is allowed any token will do.
             columns = draw(adjusted, settings).clamp(0, adjusted.values.shape[1] - 1)
-            found = columns if tokens.ids is None else tokens.ids[columns]
+            found = adjusted.tokens_at(columns)
             if shape.rejects:
                 own = batch.of_vocab(settings, number)
                 shares = share_of_drafts(shares_of(adjusted, own), own, columns)
@@ -144,7 +159,9 @@ def _guess(
             found = model.kernels.choose(normed, tokens.lm_head(depth), *noise, tokens.ids)
         drafts = found if drafts is None else _either(drafts, found, batch, number)
     assert drafts is not None
-    return drafts
+    if batch.own is None or shape.is_processed or shape.rejects:
+        return drafts
+    return choose_with_own(normed, model.own_rows_of(depth), batch.own.first(count), drafts, *noise)
 
 
 def _either(drafts: Tensor, found: Tensor, batch: DecodeBatch, number: int) -> Tensor:
@@ -153,9 +170,18 @@ def _either(drafts: Tensor, found: Tensor, batch: DecodeBatch, number: int) -> T
 
 
 def adjusted_drafts(
-    model: RoundModel, tokens: DraftTokens, lm_head: Linear, settings: Settings, normed: Tensor,
-    positions: Tensor,
+    model: RoundModel, batch: DecodeBatch, tokens: DraftTokens, settings: Settings, normed: Tensor,
+    positions: Tensor, *, module: int,
 ) -> Adjusted:  # fmt: skip
-    """What drafts are drawn from: processed, but for penalties, which are the trunk's."""
-    logits = model.kernels.logits(normed, lm_head)
-    return adjust(logits, settings, positions, token_ids=tokens.ids, penalises=False)
+    """What drafts are drawn from: processed, but for penalties, which are the trunk's.
+
+    `module` of the head, from 0; those beyond the last count as that.
+    """
+    logits, ids = model.kernels.logits(normed, tokens.lm_head(module + 1)), tokens.ids
+    if batch.own is not None and ids is not None:
+        own = batch.own.first(len(normed))
+        added = logits.new_zeros(len(logits), *own.ids.shape, dtype=torch.float32)
+        added[0] = own_logits(normed, model.own_rows_of(module + 1), own)
+        logits = torch.cat([logits, added], dim=2)
+        ids = torch.cat([ids.expand(len(normed), -1), own.ids], dim=1)
+    return adjust(logits, settings, positions, token_ids=ids, penalises=False)

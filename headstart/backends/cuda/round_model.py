@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.kernels.own_rows import OwnSlots
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
@@ -33,6 +35,18 @@ class DraftTokens:
         columns[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
         return cls(tuple(lm_heads), ids, columns)
 
+    def columns_with(self, own: OwnSlots | None) -> Tensor | None:
+        """`columns`, where requests have own tokens behind them [B, V]."""
+        if own is None or self.ids is None or self.columns is None:
+            return self.columns
+        slots = torch.arange(own.limit, device=own.ids.device, dtype=torch.int32)
+        is_used = slots < own.counts[:, None]
+        # What is not in use goes to a place behind all tokens.
+        places = torch.where(is_used, own.ids, len(self.columns)).long()
+        wide = pad(self.columns, (0, 1)).repeat(len(places), 1)
+        wide.scatter_(1, places, (len(self.ids) + slots).expand_as(own.ids))
+        return wide[:, :-1].contiguous()
+
     def lm_head(self, depth: int) -> Linear:
         """The one that drafts at `depth`, from 1."""
         return self.lm_heads[min(depth, len(self.lm_heads)) - 1]
@@ -51,6 +65,12 @@ class RoundModel:
     feeds_stream: bool = field(kw_only=True)  # the head, with what comes before the final norm
     kernels: Kernels = field(default_factory=Kernels)
     states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
+    # [V, D] of whole LM heads, for tokens beside a vocabulary: one, or one for each module.
+    own_rows: tuple[Tensor, ...] = ()
+
+    def own_rows_of(self, depth: int) -> Tensor:
+        """Of the LM head that drafts at `depth`, from 1."""
+        return self.own_rows[min(depth, len(self.own_rows)) - 1]
 
     def rows(
         self, placed: tuple[Tensor, Tensor, Tensor], tables: Tensor, rows: int, *, first_slot: int

@@ -201,15 +201,18 @@ def _reject(
     accepted = accept_drafts(target, settings, drafts, batch.draft_shares[:count], *at)
     depth = accepted.long().clamp(0, shape.num_drafts - 1)
     normed = batch.draft_normed[torch.arange(count, device=depth.device), depth]
+    slots = None if batch.own is None else batch.own.first(count)
     for number in shape.vocabs:
         tokens = model.drafting[number]
-        for module, lm_head in enumerate(tokens.lm_heads):
+        for module in range(len(tokens.lm_heads)):
             own = batch.of_vocab(settings, number)
             if len(tokens.lm_heads) > 1:  # those whose rejected draft this module made
                 own = batch.only(own, depth.clamp_max(len(tokens.lm_heads) - 1) == module)
-            drawn = adjusted_drafts(model, tokens, lm_head, own, normed, at[2].long() + depth)
+            drawn = adjusted_drafts(
+                model, batch, tokens, own, normed, at[2].long() + depth, module=module
+            )
             follow(
                 target, shares_of(drawn, own), own, drafts, accepted, choices.view(count, -1),
-                *at, tokens.columns,
+                *at, tokens.columns_with(slots),
             )  # fmt: skip
     return accepted

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Timer
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from headstart.backends.numba.forward import (
 )
 from headstart.backends.numba.layers import argmax_rows
 from headstart.backends.numba.linear import FORMS, Packed
+from headstart.backends.numba.own_rows import OwnOfBatch, OwnRows
 from headstart.backends.numba.packing import pack_rest
 from headstart.backends.numba.vectors import LANES
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
@@ -40,6 +42,7 @@ from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row, SamplingParams
+from headstart.vocab.own_tokens import OwnTokens
 
 _SILENT_SECONDS = 3.0  # more than loading what was compiled takes
 _COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"
@@ -74,6 +77,7 @@ class NumbaBackend(CompiledChooser, Backend):
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
         self._tokens: dict[str | None, DraftTokens] = {}  # by draft vocabulary
+        self._own: WeakKeyDictionary[OwnTokens, dict[int, OwnRows]] = WeakKeyDictionary()
         self._greedy: dict[int, Settings] = {}  # of so many plain greedy requests
         self._trunk: TrunkKernels | None = None
         self._modules: list[HeadKernels] = []
@@ -84,6 +88,7 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def head_swapped(self) -> None:
         assert self.head is not None
+        self._own.clear()  # copies of what was swapped
         rows = [own for known in self.draft_vocabs.values() for own in known.lm_heads]
         for part in [*self.head.modules(), *rows]:
             if isinstance(part, Packed):
@@ -95,6 +100,7 @@ class NumbaBackend(CompiledChooser, Backend):
         # Packed weights are views of what these hold: with the old ones all would be held twice.
         self._trunk, self._modules = None, []
         self._tokens.clear()
+        self._own.clear()
         started = time.perf_counter()
         with _notice_if_it_takes_long(), torch.inference_mode():
             self._hold(sizes.num_blocks * sizes.block_size, sizes.num_states)
@@ -139,7 +145,7 @@ class NumbaBackend(CompiledChooser, Backend):
             slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
                 ids, normed, [Chain(1, 0, slot, slot, 1)], self._draft_tokens(None),
-                self._draft_settings(rows), 0,
+                OwnOfBatch.of([None], 1), self._draft_settings(rows), 0,
             )  # fmt: skip
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -153,22 +159,25 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
-        vocab: str | None,
+        vocab: str | None, own: Sequence[OwnTokens | None] = (),
     ) -> list[DraftChain]:  # fmt: skip
         ids: list[int] = []
         chains: list[Chain] = []
         for request, depths in zip(requests, counts, strict=True):
-            own = len(request.tokens)
+            count = len(request.tokens)
             span = span_of(
-                request.blocks, len(ids), request.start, own + depths - 1, 1,
+                request.blocks, len(ids), request.start, count + depths - 1, 1,
                 block_size=self.sizes.block_size, to_device=self.to_device,
             )  # fmt: skip
             slots, seen = slot_numbers(span.new), slot_numbers(span.context)
-            chains.append(Chain(own, request.start - 1, slots, seen, depths))
+            chains.append(Chain(count, request.start - 1, slots, seen, depths))
             ids += request.tokens
+        given: Sequence[OwnTokens | None] = own or [None] * len(rows)
+        extra = [None if each is None else self._own_rows(each, vocab) for each in given]
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs, states = self._modules[0].draft(
             ids, hidden_of(requests), chains, self._draft_tokens(vocab),
+            OwnOfBatch.of(extra, counts[0]),
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [
@@ -179,6 +188,26 @@ class NumbaBackend(CompiledChooser, Backend):
             )
             for i, depths in enumerate(counts)
         ]
+
+    def _own_rows(self, own: OwnTokens, vocab: str | None, module: int = 0) -> OwnRows:
+        """LM-head rows of the tokens that a request has beside its vocabulary, up to date."""
+        by_module = self._own.setdefault(own, {})
+        if module not in by_module:
+            lm_head = self._lm_head(module)
+            assert vocab is not None and isinstance(lm_head, Packed)
+            by_module[module] = OwnRows(lm_head, self._tokens_of(self.draft_vocabs[vocab].ids))
+        by_module[module].follow(own)
+        return by_module[module]
+
+    def _own_logits(self, normed: Tensor, vocab: str, own: OwnTokens, module: int) -> Tensor:
+        return self._own_rows(own, vocab, module).logits(normed)
+
+    def token_logits(self, normed: Tensor, ids: Tensor, module: int = 0) -> Tensor:
+        lm_head = self._lm_head(module)
+        assert isinstance(lm_head, Packed)
+        rows = lm_head.blank_rows(len(ids))
+        rows.copy_rows(lm_head, ids.tolist(), range(len(ids)))
+        return rows.multiplied(normed)
 
     def _draft_settings(self, rows: Sequence[Row]) -> Settings:
         if not all(row.is_plain_greedy for row in rows):

@@ -48,8 +48,21 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, outputs: int) -> torch.Tensor:
     """The opposite of `pack`."""
-    parts = packed.view(packed.shape[0], -1, TILE).transpose(1, 2)
-    return parts.reshape(packed.shape[0] * TILE, -1)[:outputs]
+    return by_output(packed).reshape(packed.shape[0] * TILE, -1)[:outputs]
+
+
+def by_output(packed: torch.Tensor) -> torch.Tensor:
+    """The same memory as [tiles, lanes, K]: `lane_of` says where an output is."""
+    return packed.view(packed.shape[0], -1, TILE).transpose(1, 2)
+
+
+def unpack_rows(packed: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Some outputs [n, K] of what was packed."""
+    return by_output(packed)[ids // TILE, ids % TILE]
+
+
+def lane_of(output: int) -> tuple[int, int]:
+    return divmod(output, TILE)
 
 
 def _for_rows(rows: int) -> Any:

@@ -18,6 +18,7 @@ from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.calls import OUTPUTS
 from headstart.backends.numba.held import HeldStep, Memory, matrix_rows, num_weights, steps_of
+from headstart.backends.numba.own_rows import OwnOfBatch
 from headstart.backends.numba.packing import lay_together
 from headstart.backends.numba.passes import ROWS_PER_ITEM, SPAN, RowLayout
 from headstart.backends.numba.thread_pool import POOL, new_counters
@@ -238,12 +239,13 @@ class HeadKernels:
 
     def draft(
         self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain],
-        tokens: DraftTokens, settings: Settings, num_probs: int,
+        tokens: DraftTokens, own: OwnOfBatch, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
         states that would feed each next depth [depths, chains, hidden].
 
-        The chains that go deepest come first; num_probs: all tokens, or 0.
+        The chains that go deepest come first, as their `own` tokens do; num_probs: all tokens, or
+        0.
         """
         positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
         layout = row_layout([chain.first_pass for chain in chains], positions)
@@ -258,15 +260,16 @@ class HeadKernels:
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * num_weights(tokens.lm_head)
-        phases = kernels.HEAD_PHASES * len(active) + sum(
-            self._block.phases(rows) for rows in (len(ids), *active[1:])
+        phases = sum(
+            kernels.HEAD_PHASES + self._block.phases(rows) + own.num_phases(going)
+            for rows, going in zip((len(ids), *active[1:]), active, strict=True)
         )
         drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(phases), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, buffers,
-            held=(self, tokens),
+            np.array(active), self._embed, tokens.lm_head, tokens.ids, own.columns, settings,
+            buffers, held=(self, tokens, own),
         )  # fmt: skip
         return drafts, buffers.probs, states
 

@@ -12,11 +12,12 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.calls import apply
+from headstart.backends.numba.choice import choose_drafts, draft_logits
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.noise import argmax
 from headstart.backends.numba.passes import RowLayout, norm_rows, run_layers
 from headstart.backends.numba.rows import copy, norm
-from headstart.backends.numba.sampling import FIRST, choose_rows
+from headstart.backends.numba.sampling import FIRST
 
 
 @njit()
@@ -45,7 +46,7 @@ def run_trunk(counters, stream, scratch, layers, eps, layout, final_norm, lm_hea
 # layers [steps, STEP], as `held.py` makes them; eps of all norms.
 Head = namedtuple("Head", "layers eps norms fuse out_norm swaps recycles_normed")
 # What a chain writes: streams [depths - 1, requests, hidden], logits [depths, requests, columns],
-# chosen columns [depths, requests], what was drawn from [depths, requests, tokens or 0].
+# chosen tokens [depths, requests], what was drawn from [depths, requests, tokens or 0].
 ChainBuffers = namedtuple("ChainBuffers", "streams logits chosen probs")
 
 
@@ -78,7 +79,7 @@ def run_head(counters, phase, embedded, hidden, stream, scratch, head, layout):
 @njit()
 def run_chain(
     counters, embedded, hidden, stream, scratch, head, layout, last, later, active, embed, lm_head,
-    tokens, settings, buffers,
+    tokens, extra, settings, buffers,
 ):  # fmt: skip
     """Drafts [depths, requests], those of each request as many as it asked for, and the states
     that each next depth would be fed with [depths, requests, hidden].
@@ -86,7 +87,8 @@ def run_chain(
     The first pass has rows as `layout` say, of which `last` [requests] draft. In later ones each
     request has a row: those of the second depth as `later` says, with a row of slots [depths - 1,
     requests] for each; further ones one position on. `active` [depths]: how many requests, the
-    first ones, go that deep. `settings` are those of the first depth, by request.
+    first ones, go that deep. `extra`: tokens beside those of the LM head; `settings` are those of
+    the first depth, by request.
     """
     depths, count = active.shape[0], last.shape[0]
     drafts = np.zeros((depths, count), np.int64)
@@ -107,15 +109,15 @@ def run_chain(
                 counters, phase, embed[drafts[depth - 1, :rows]], recycled[:rows],
                 buffers.streams[depth - 1, :rows], scratch, head, own,
             )  # fmt: skip
-        logits = buffers.logits[depth, :rows]
-        apply(counters, phase, normed, lm_head, logits)
-        choose_rows(
-            counters, phase + 1, logits, settings, depth, tokens, buffers.probs[depth, :rows],
-            buffers.chosen[depth, :rows],
+        logits, own_logits = buffers.logits[depth, :rows], extra.logits[depth, :rows]
+        phase = draft_logits(counters, phase, normed, lm_head, logits, extra, own_logits)
+        choose_drafts(
+            counters, phase, logits, own_logits, settings, depth, tokens, extra,
+            buffers.probs[depth, :rows], buffers.chosen[depth, :rows],
         )  # fmt: skip
-        phase += 2
-        for request in range(rows):  # where no token is allowed any will do
-            drafts[depth, request] = tokens[max(buffers.chosen[depth, request], 0)]
+        phase += 1
+        for request in range(rows):
+            drafts[depth, request] = buffers.chosen[depth, request]
             copy(recycled[request], states[depth, request])
     return drafts, states
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeGuard
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from headstart.backends.numba import calls, float_products, group_products, products
+from headstart.backends.numba.sums import TILE
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.weights import Int8Linear, WeightFormat, int4_linear
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
@@ -62,6 +64,19 @@ class Packed(nn.Module):
         for row in self._described:
             row[:] = self.fields()
 
+    def blank_rows(self, count: int) -> Packed:
+        """Room for `count` of its outputs, which `copy_rows` fills."""
+        raise NotImplementedError
+
+    def copy_rows(self, source: Packed, outputs: Sequence[int], places: Sequence[int]) -> None:
+        """Make some of its outputs those of the matrix that `blank_rows` was asked of, or of
+        another with such room."""
+        raise NotImplementedError
+
+    def float_row(self, output: int) -> torch.Tensor:
+        """The weights of one output [K], where `blank_rows` have floats."""
+        raise NotImplementedError
+
     def multiplied(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.detach().float().contiguous()
         y = torch.empty(len(rows), self.shape[0])
@@ -112,11 +127,27 @@ class PackedLinear(Packed, Int8Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
+    def blank_rows(self, count: int) -> PackedLinear:
+        result = PackedLinear()
+        result._hold(
+            torch.zeros(count, self.shape[1], dtype=torch.int8), torch.zeros(count),
+            torch.zeros(count),
+        )  # fmt: skip
+        result.levels = self.levels.clone()
+        return result
+
+    def copy_rows(self, source: Packed, outputs: Sequence[int], places: Sequence[int]) -> None:
+        assert isinstance(source, PackedLinear)
+        new, old = products.by_output(self.weight), products.by_output(source.weight)
+        for output, place in zip(outputs, places, strict=True):
+            new[products.lane_of(place)] = old[products.lane_of(output)]
+            self.scales[place], self.bias[place] = source.scales[output], source.bias[output]
+
     def only_rows(self, ids: torch.Tensor) -> PackedLinear:
         """The same product for some outputs only."""
         result = PackedLinear()
-        weight = products.unpack(self.weight, *self.shape)
-        result._hold(weight[ids], self.scales[ids], self.bias[ids])
+        weight = products.unpack_rows(self.weight, ids, self.shape[1])
+        result._hold(weight, self.scales[ids], self.bias[ids])
         return result
 
 
@@ -139,10 +170,22 @@ class PackedFloat(Packed, Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
+    def blank_rows(self, count: int) -> PackedFloat:
+        return _blank_float(count, self.shape[1])
+
+    def copy_rows(self, source: Packed, outputs: Sequence[int], places: Sequence[int]) -> None:
+        new = float_products.by_output(self.weight)
+        for output, place in zip(outputs, places, strict=True):
+            new[float_products.lane_of(place)] = source.float_row(output)
+            self.offsets[place] = source.offsets[output]
+
+    def float_row(self, output: int) -> torch.Tensor:
+        return float_products.by_output(self.weight)[float_products.lane_of(output)]
+
     def only_rows(self, ids: torch.Tensor) -> PackedFloat:
         """The same product for some outputs only."""
         result = PackedFloat()
-        result._pack(float_products.unpack(self.weight, self.shape[0])[ids], self.offsets[ids])
+        result._pack(float_products.unpack_rows(self.weight, ids), self.offsets[ids])
         return result
 
 
@@ -176,6 +219,19 @@ class PackedGroups(Packed, Linear):
         )
         return replace(weight, inputs=self.order)
 
+    def blank_rows(self, count: int) -> PackedFloat:
+        return _blank_float(count, self.shape[1])
+
+    def float_row(self, output: int) -> torch.Tensor:
+        tile, place = divmod(output, TILE)
+        assert self.factors is not None
+        weight = group_products.unpack(
+            self.weight[tile : tile + 1], self.factors[tile * TILE : (tile + 1) * TILE],
+            self.shape[1], self.group, has_zeros=self.has_zeros,
+        )  # fmt: skip
+        whole = GroupLinear(replace(weight, inputs=self.order), dtype=torch.float32)
+        return whole.dequantized(torch.float32)[place]
+
     def only_rows(self, ids: torch.Tensor) -> PackedGroups:
         """The same product for some outputs only."""
         whole = GroupLinear(self.unpacked(), dtype=torch.float32)
@@ -183,6 +239,12 @@ class PackedGroups(Packed, Linear):
         assert isinstance(chosen, GroupLinear)
         chosen.bias = nn.Parameter(self.offsets[ids], requires_grad=False)
         return PackedGroups(chosen, self.group)
+
+
+def _blank_float(outputs: int, inputs: int) -> PackedFloat:
+    result = PackedFloat()
+    result._pack(torch.zeros(outputs, inputs), torch.zeros(outputs))
+    return result
 
 
 def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:

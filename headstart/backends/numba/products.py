@@ -50,8 +50,23 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
     """The opposite of `pack`."""
-    parts = packed.view(packed.shape[0], -1, BLOCKS, LANES, 2).permute(0, 2, 3, 1, 4)
-    return parts.reshape(packed.shape[0] * TILE, -1)[:outputs, :inputs]
+    return by_output(packed).reshape(packed.shape[0] * TILE, -1)[:outputs, :inputs]
+
+
+def by_output(packed: torch.Tensor) -> torch.Tensor:
+    """The same memory as [tiles, blocks, lanes, pairs, 2]: `lane_of` says where an output is."""
+    return packed.view(packed.shape[0], -1, BLOCKS, LANES, 2).permute(0, 2, 3, 1, 4)
+
+
+def lane_of(output: int) -> tuple[int, int, int]:
+    tile, rest = divmod(output, TILE)
+    return tile, *divmod(rest, LANES)
+
+
+def unpack_rows(packed: torch.Tensor, ids: torch.Tensor, inputs: int) -> torch.Tensor:
+    """Some outputs [n, K] of what was packed."""
+    rest = ids % TILE
+    return by_output(packed)[ids // TILE, rest // LANES, rest % LANES].flatten(1)[:, :inputs]
 
 
 def most_levels(weight: torch.Tensor) -> int:

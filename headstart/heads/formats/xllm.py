@@ -22,7 +22,7 @@ from headstart.families.base import Family
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules
 from headstart.heads.formats import xllm_glm5_next as glm5_next
-from headstart.heads.head import Head, dequantize
+from headstart.heads.head import Head, dequantize, stored_weights
 
 FILE = "mtp_layer_parameters.safetensors"
 LOSES = "quantised weights (8, 4 bits), which become BF16 (not those of DeepSeek-V4)"
@@ -68,15 +68,15 @@ def plan(head: Head) -> Export:
     if reason := why_not(head.family):
         raise UnsupportedFamily(
             f"{name} cannot be exported for xLLM: {reason}. Supported: "
-            f"{', '.join(_ARCHITECTURES)}. Other formats: sglang, headstart."
+            f"{', '.join(_ARCHITECTURES)}. Other formats: `headstart families`."
         )
     if name not in _QWEN and head.num_modules != 1:
         raise UnsupportedFamily(f"xLLM runs one module; this {name} head has {head.num_modules}.")
     # V4's scales have other names and its FP4 experts no BF16 form that xLLM expects: kept.
-    before = head
+    is_dequantized = name != "deepseek_v4" and bool(stored_weights(head))
     head = head if name == "deepseek_v4" else dequantize(head)
     changes = list(head.changes)
-    if head is not before and name not in ("deepseek_v3", "deepseek_v32"):
+    if is_dequantized and name not in ("deepseek_v3", "deepseek_v32"):
         changes.append(
             "xLLM's own script would keep the quantised bytes and drop their description, which "
             "nothing can load"

@@ -57,6 +57,7 @@ from headstart.backends.cuda.kernels import (
     moe_rows,
     moe_vector,
     moe_wide_groups,
+    own_rows,
     pieces,
     prompts,
     rejection,
@@ -104,6 +105,11 @@ APART = {**dict.fromkeys(PLACES), "shared": None, "IS_PACKED": False}  # no such
 PREFIX = {"shared": "*i32", "shared_partial": "*fp32", "shared_sums": "*fp32", "lengths": "*i32"}
 NO_PREFIX = dict.fromkeys(("shared_partial", "shared_sums"))
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
+# 512 tokens beside a draft vocabulary.
+OWN_SLOTS, OWN_TILE = {"LIMIT": 512}, {"SLOTS": 8, "BLOCK_K": 512}
+OWN = dict.fromkeys(
+    ("ids", "last", "counts", "pending", "lengths", "columns", "vocabs"), "*i32"
+) | {"tokens": "*i64", "chosen": "*i64", "inputs": "i32 of 16"}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # Two tiles of rows, as for 80 of them.
 STREAMED = {"x": "tensordesc<bf16[64, 128]>", "x_rest": "tensordesc<bf16[16, 128]>",
@@ -362,6 +368,9 @@ JOBS: list[Job] = [
     (rejection._accept_drafts, {"num_warps": 1}, {**SHARES, "columns_of": "*i64"}),
     (rejection._residual, {"HAS_IDS": True, "TILE": 1024}, {**SHARES, "columns_of": "*i32"}),
     (rejection._follow, {"BLOCK": 256, "ROWS": 4}, SHARES),
+    (own_rows._add, OWN_SLOTS | {"BLOCK": 512}, OWN),
+    (own_rows._best_of_own, OWN_SLOTS | OWN_TILE, OWN),
+    (own_rows._logits_of_own, OWN_SLOTS | OWN_TILE, {**OWN, "result": "*fp32"}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
     (streamed._linear, {**STREAMED_TILE, "num_stages": 5}, {**STREAMED, "result": "*fp32"}),

@@ -30,6 +30,7 @@ from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.request import Request
 from headstart.sampling.params import Row, SamplingParams
+from headstart.vocab.own_tokens import OwnTokens
 
 VOCAB, SIZE = 200, 2  # tokens; slots of a block
 
@@ -84,7 +85,7 @@ class NotingBackend(Backend):
 
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
-        vocab: str | None,
+        vocab: str | None, own: Sequence[OwnTokens | None] = (),
     ) -> list[DraftChain]:  # fmt: skip
         self.notes.chains.append(([_part(own) for own in requests], list(counts), vocab))
         return [

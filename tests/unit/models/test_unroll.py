@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.engine_runs import checkpoint
+from support.tiny_fixture import Tiny
 from test_head_logits import LAYOUTS, models
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import HeadLayout
 from headstart.models import ragged
 from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.build import build
 from headstart.models.documents import Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.ragged import causal_attention, chained_attention
@@ -219,3 +223,22 @@ def test_rows_that_are_wanted_alone_are_what_they_are_among_all(name: str) -> No
     torch.testing.assert_close(found[1][:, wanted], found[0][:, wanted])
     torch.testing.assert_close(slopes[1], slopes[0])
     assert found[0][-1, 0].any() and not found[1][-1, 0].any(), "others are not computed"
+
+
+@pytest.mark.parametrize("family", ["qwen4_exp", "hy_v4", "deepseek_v4", "exaone4_5", "mellum"])
+def test_rows_that_are_wanted_alone_whatever_the_head_attends_with(family: str, tiny: Tiny) -> None:
+    """Regression: attention that chooses what it sees is a kind of the plain one."""
+    model = build(Checkpoint.open(checkpoint(tiny, family)), device="cpu", dtype="float64")
+    trunk, head = model.trunk, model.head
+    assert head is not None
+    ids, wanted = random_ids(trunk), torch.tensor([3, 4, 11, 20])
+    with torch.no_grad():
+        states = trunk_states(trunk, ids, DOCUMENTS, head.layout.trunk_hidden)
+        found = [
+            torch.stack(
+                unroll(head, trunk.embed[ids], trunk.rotary, states, DOCUMENTS, num_depths=3,
+                       rows=rows)
+            )
+            for rows in (None, wanted)
+        ]  # fmt: skip
+    torch.testing.assert_close(found[1][:, wanted], found[0][:, wanted])

@@ -19,7 +19,14 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys, uniform_of
 from headstart.backends.cuda.kernels.ranking import UNIT, distribution
-from headstart.backends.cuda.kernels.sampling import REJECTS, STEP, TILE, Adjusted, Settings
+from headstart.backends.cuda.kernels.sampling import (
+    REJECTS,
+    STEP,
+    TILE,
+    Adjusted,
+    Settings,
+    id_stride,
+)
 from headstart.sampling import noise
 
 _REJECTS = tl.constexpr(REJECTS)
@@ -86,8 +93,8 @@ def follow(
 ) -> None:  # fmt: skip
     """Put what requests that reject emit into choices [B, R]: accepted drafts, and what follows.
 
-    draft: of the draft [B, N] that was rejected; columns_of [V]: where a draft vocabulary has a
-    token, -1 where it has not.
+    draft: of the draft [B, N] that was rejected; columns_of [V], or [B, V]: where a draft
+    vocabulary has a token, -1 where it has not.
     """
     count, vocab = settings.count, target.values.shape[1]
     each, tiles = choices.shape[1], triton.cdiv(vocab, TILE)
@@ -96,8 +103,8 @@ def follow(
     at = settings.counts, settings.seeds, limits, left, lengths, accepted
     _residual[(tiles, count)](
         *_parts(target), *_parts(draft), *at, accepted if columns_of is None else columns_of, best,
-        where, vocab, draft.values.shape[1], each, tiles, HAS_IDS=columns_of is not None, TILE=TILE,
-        num_warps=4,
+        where, vocab, draft.values.shape[1], each, tiles, id_stride(columns_of),
+        HAS_IDS=columns_of is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
     _follow[(count,)](
         *at, drafts, choices, best, where, each, tiles, drafts.stride(0),
@@ -170,10 +177,10 @@ def _accept_drafts(values, weights, cuts, last, counts, seeds, drafts, shares, l
     tl.store(accepted + request, number)
 
 
-@jit(do_not_specialize=["each"])
+@jit(do_not_specialize=["each", "id_stride"])
 def _residual(values, weights, cuts, last, d_values, d_weights, d_cuts, d_last, counts, seeds,
               limits, left, lengths, accepted, columns_of, best, where, columns, d_columns, each,
-              tiles, HAS_IDS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+              tiles, id_stride, HAS_IDS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """Per tile the best token of what the target has more than the draft, and of the target."""
     tile, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     number = tl.load(accepted + request)
@@ -185,7 +192,7 @@ def _residual(values, weights, cuts, last, d_values, d_weights, d_cuts, d_last, 
         share = _share(values, weights, cuts, last, row, column, is_column, columns)
         own = column
         if HAS_IDS:
-            own = tl.load(columns_of + column, is_column, -1)
+            own = tl.load(columns_of + request * id_stride + column, is_column, -1)
         drafted = _share(
             d_values, d_weights, d_cuts, d_last, request, tl.maximum(own, 0),
             is_column & (own >= 0), d_columns,

@@ -83,7 +83,15 @@ class Adjusted:
     values: Tensor  # [M, N] fp32; where nothing is processed they may be in another type
     peaks: Tensor  # [M, T]: the largest value of each tile
     positions: Tensor  # [M] of the tokens to be chosen
-    token_ids: Tensor | None  # [N] of a draft vocabulary
+    token_ids: Tensor | None  # [N] of a draft vocabulary, or [M, N]
+
+    def tokens_at(self, columns: Tensor) -> Tensor:
+        """Ids [M] of one column of each row."""
+        if self.token_ids is None:
+            return columns
+        if self.token_ids.dim() == 1:
+            return self.token_ids[columns]
+        return self.token_ids.gather(1, columns[:, None]).squeeze(1)
 
 
 def adjust(
@@ -95,7 +103,8 @@ def adjust(
 
     drafts [B, each - 1]: row r of a request comes after r of them, which penalties count. masks
     [M, words] int32: bits of tokens that a grammar allows, for rows of requests that have one.
-    Without `processes` logits stay as they are; then without `copies`, too, where they lie.
+    token_ids [N], or [M, N] where rows have columns of their own. Without `processes` logits stay
+    as they are; then without `copies`, too, where they lie.
     """
     splits, rows, columns = logits.shape
     each = rows // settings.count
@@ -112,6 +121,7 @@ def adjust(
         settings.history, settings.bias, none if masks is None else masks, values, peaks,
         settings.numbers.stride(0), each, rows, columns, settings.bias.shape[1],
         0 if masks is None else masks.shape[1], tiles, 0 if drafts is None else drafts.stride(0),
+        id_stride(token_ids),
         SPLITS=splits, HAS_IDS=token_ids is not None, HAS_MASKS=masks is not None,
         PENALISES=penalises, PROCESSES=processes, STORES=stores, TILE=TILE, num_warps=4,
     )  # fmt: skip
@@ -131,7 +141,7 @@ def draw(adjusted: Adjusted, settings: Settings) -> Tensor:
         "HAS_IDS": ids is not None, "TILE": TILE, "TILES": triton.next_power_of_2(tiles),
     }  # fmt: skip
     given = settings.seeds, adjusted.positions, where if ids is None else ids
-    asked = settings.numbers, settings.counts, settings.numbers.stride(0), each
+    asked = settings.numbers, settings.counts, settings.numbers.stride(0), each, id_stride(ids)
     _draw[(tiles, rows)](
         adjusted.values, adjusted.peaks, *given, *asked, best, where, weights, columns, tiles,
         **shape, num_warps=4,
@@ -143,6 +153,11 @@ def draw(adjusted: Adjusted, settings: Settings) -> Tensor:
     return chosen
 
 
+def id_stride(token_ids: Tensor | None) -> int:
+    """From the ids of a row's columns to the next row's; 0 where all have the same."""
+    return 0 if token_ids is None or token_ids.dim() == 1 else token_ids.stride(0)
+
+
 def remember(settings: Settings, emitted: Tensor) -> None:
     """Count what a round emitted, [B, 1 + R]: how many tokens, then the tokens."""
     requests, width = emitted.shape
@@ -152,10 +167,10 @@ def remember(settings: Settings, emitted: Tensor) -> None:
     )  # fmt: skip
 
 
-@jit(do_not_specialize=["stride", "each", "rows", "words", "draft_stride"])
+@jit(do_not_specialize=["stride", "each", "rows", "words", "draft_stride", "id_stride"])
 def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, masks, values, peaks,
-            stride, each, rows, columns, vocab, words, tiles, draft_stride, SPLITS: tl.constexpr,
-            HAS_IDS: tl.constexpr, HAS_MASKS: tl.constexpr,
+            stride, each, rows, columns, vocab, words, tiles, draft_stride, id_stride,
+            SPLITS: tl.constexpr, HAS_IDS: tl.constexpr, HAS_MASKS: tl.constexpr,
             PENALISES: tl.constexpr, PROCESSES: tl.constexpr, STORES: tl.constexpr,
             TILE: tl.constexpr):  # fmt: skip
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -168,7 +183,7 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
         value += tl.load(part, is_column, 0.0).to(tl.float32)
     token = column
     if HAS_IDS:
-        token = tl.load(ids + column, is_column, 0).to(tl.int32)
+        token = tl.load(ids + row * id_stride + column, is_column, 0).to(tl.int32)
     uses = tl.load(counts + request) * PROCESSES
     asked = numbers + request
     if PENALISES:  # noqa: SIM102 (this is decided while compiling, the other at run time)
@@ -198,9 +213,9 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
     tl.store(peaks + row * tiles + tile, tl.max(value, 0))
 
 
-@jit(do_not_specialize=["stride", "each"])
-def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, best, where, weights,
-          columns, tiles, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+@jit(do_not_specialize=["stride", "each", "id_stride"])
+def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, id_stride, best,
+          where, weights, columns, tiles, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
           TILES: tl.constexpr):  # fmt: skip
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request = row // each
@@ -220,7 +235,7 @@ def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, b
             tl.store(weights + at, tl.sum(fixed(scaled), 0))
         token = column
         if HAS_IDS:
-            token = tl.load(ids + column, is_column, 0).to(tl.int32)
+            token = tl.load(ids + row * id_stride + column, is_column, 0).to(tl.int32)
         first, second = row_keys(tl.load(seeds + request), tl.load(positions + row))
         value = scaled + gumbel_of(noise_bits(token, first, second))
         is_left = is_column & (scaled >= tl.load(asked + FLOOR * stride))
@@ -230,9 +245,9 @@ def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, b
     tl.store(where + at, tl.min(tl.where(value == top, column, 2147483647), 0))
 
 
-@jit(do_not_specialize=["stride", "each"])
-def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each, best, where,
-            weights, chosen, columns, tiles, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
+@jit(do_not_specialize=["stride", "each", "id_stride"])
+def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each, id_stride, best,
+            where, weights, chosen, columns, tiles, HAS_IDS: tl.constexpr, TILE: tl.constexpr,
             TILES: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     request = row // each
@@ -265,7 +280,8 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
         while (count > 0) & ((count >= most) | (mass.to(tl.float64) >= limit)):
             column = _best_before(
                 own, value, column, largest, inv_temp, tl.load(asked + FLOOR * stride),
-                tl.load(seeds + request), tl.load(positions + row), ids, columns, HAS_IDS, STEP,
+                tl.load(seeds + request), tl.load(positions + row), ids + row * id_stride, columns,
+                HAS_IDS, STEP,
             )  # fmt: skip
             value = tl.load(own + column).to(tl.float32)
             count, mass = weight_before(own, value, column, largest, inv_temp, columns, STEP)
