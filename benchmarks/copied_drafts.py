@@ -11,8 +11,7 @@ with the head alone (`auto`, draft_from head), with copies alone (speculate cont
 of all prompts over seconds of all. Answers that loop (a span three times in a row) count apart.
 
 With `--predict` the code of `score` first predicts, from the answers that an earlier run wrote down
-and from rounds that it times in this process, what is measured then, by category. Said besides: how
-many cores other processes used meanwhile.
+and from rounds that it times in this process, what is measured then, by category.
 """
 
 from __future__ import annotations
@@ -207,23 +206,6 @@ def compared(
     return rows
 
 
-class Others:
-    """How many cores other processes used since the beginning."""
-
-    def __init__(self) -> None:
-        self._began = self._seconds()
-
-    def _seconds(self) -> tuple[float, float]:
-        numbers = Path("/proc/stat").read_text().split()[1:9]
-        busy = sum(map(int, numbers)) - int(numbers[3]) - int(numbers[4])
-        return busy / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4]), time.perf_counter()
-
-    @property
-    def cores(self) -> float:
-        busy, now = self._seconds()
-        return (busy - self._began[0]) / (now - self._began[1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -243,18 +225,19 @@ def main() -> None:
     # Categories in turns: what a machine does meanwhile hits all of them.
     turns = zip_longest(*(own[: arguments.limit] for own in groups.values()))
     prompts = [one for turn in turns for one in turn if one is not None]
-    others, said = Others(), dict[str, Any]()
+    said = dict[str, Any]()
     names = [name for name in SIDES if name in arguments.sides]
     sides = open_sides(names, arguments.weights, arguments.max_tokens, arguments.threads)
     if arguments.predict is not None:
-        known = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
-        said = predicted([known[prompt.id] for prompt in prompts], arguments)
+        before = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
+        said = predicted([before[prompt.id] for prompt in prompts], arguments)
     answer(sides, prompts[0])  # warms up
     rows = []
     for row in measure(sides, prompts):
         rows.append(row)
         if arguments.out:  # a run that is cut off has shown something
-            arguments.out.write_text(json.dumps({"rows": rows}) + "\n")
+            known = {"rows": rows, "said": said}
+            arguments.out.write_text(json.dumps(known) + "\n")
     straight = [row for row in rows if not row["loops"]]
     parts = {"all that do not loop": straight, ALL: rows}
     parts[LOOPS] = [row for row in rows if row["loops"]]
@@ -274,12 +257,10 @@ def main() -> None:
             f"{row['part']:<22}{row['side']:<8} predicted {row['predicted']:.3f}, measured "
             f"{row['measured']:.3f} ({row['off']:+.1%})"
         )
-    print(f"cores that other processes used: {others.cores:.2f}")
     if arguments.out:
         head = shipped_head()
         document = {
             "summary": found, "predicted": comparison, "rows": rows, "weights": arguments.weights,
-            "cores_of_others": others.cores,
             "max_tokens": arguments.max_tokens, "head": head_digest(head) if head else None,
             "torch": torch.__version__, "threads": torch.get_num_threads(),
             "python": platform.python_version(), "load_average": os.getloadavg(),

@@ -86,7 +86,7 @@ def check_training(result: Result, model: Path, folder: Path, work: Path) -> Non
     words = ("--import", "--min-answer-tokens", "1", "--heldout", "0.3")
     headstart("distill", model, "--prompts", folder, *words, "--out", work / "data")
     found = {}
-    ways = {
+    ways: dict[str, tuple[str | Path, ...]] = {
         "collected": ("--states-from", folder), "extracted": ("--states-from", "vllm"),
         "computed": (),
     }  # fmt: skip
@@ -147,8 +147,10 @@ def _vocab_size(model: Path) -> int:
 def main() -> int:
     options = interop_parser(__doc__, FAMILIES).parse_args()
     python = python_of(options.envs, options.env)
-    few = {"enforce_eager": True, "max_num_seqs": 8, "max_num_batched_tokens": 512}
-    few |= {"dtype": "float32", "trust_remote_code": True}
+    few = {
+        "enforce_eager": True, "max_num_seqs": 8, "max_num_batched_tokens": 512,
+        "dtype": "float32", "trust_remote_code": True,
+    }  # fmt: skip
     os.environ |= {PYTHON: str(python), ARGUMENTS: json.dumps(few)}
     os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
     site = plugin_site(python, options.work / "collect")
