@@ -53,7 +53,7 @@ ChainBuffers = namedtuple("ChainBuffers", "streams logits chosen probs")
 HEAD_PHASES = 3  # of one depth, beside the block: fusing, the LM head, the choice
 
 
-def no_own_columns(requests, depths):
+def no_own_columns(requests: int, depths: int) -> OwnColumns:
     """Of requests that draft from a list, or from all tokens, alone."""
     none = np.zeros((requests, 0), np.int32)
     return OwnColumns(
