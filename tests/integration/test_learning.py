@@ -75,7 +75,8 @@ def learner(
     options = LearnOptions(learn=folder, learn_share=0.5, learn_not_for=not_for)
     task = replace(
         open_folder(options, str(heads.model), heads.weak, device="cpu", dtype="auto"),
-        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=0.5, **task_changes,
+        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=0.5,
+        gives_way=False, **task_changes,
     )  # fmt: skip
     learning = Learning(options, lambda path: replace(task, head=str(path)))
     learning.start()

@@ -21,7 +21,7 @@ from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.store import Store
 
-_SECONDS = 240  # a limit for what hangs
+_SECONDS = 600  # a limit for what hangs
 
 
 @pytest.fixture(scope="module")

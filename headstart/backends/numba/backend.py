@@ -145,7 +145,7 @@ class NumbaBackend(CompiledChooser, Backend):
             slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
                 ids, normed, [Chain(1, 0, slot, slot, 1)], self._draft_tokens(None),
-                OwnOfBatch.of([None], 1), self._draft_settings(rows), 0,
+                None, self._draft_settings(rows), 0,
             )  # fmt: skip
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,12 +172,11 @@ class NumbaBackend(CompiledChooser, Backend):
             slots, seen = slot_numbers(span.new), slot_numbers(span.context)
             chains.append(Chain(count, request.start - 1, slots, seen, depths))
             ids += request.tokens
-        given: Sequence[OwnTokens | None] = own or [None] * len(rows)
-        extra = [None if each is None else self._own_rows(each, vocab) for each in given]
+        extra = [None if each is None else self._own_rows(each, vocab) for each in own]
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs, states = self._modules[0].draft(
             ids, hidden_of(requests), chains, self._draft_tokens(vocab),
-            OwnOfBatch.of(extra, counts[0]),
+            OwnOfBatch.of(extra, counts[0]) if any(extra) else None,
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [

@@ -239,7 +239,7 @@ class HeadKernels:
 
     def draft(
         self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain],
-        tokens: DraftTokens, own: OwnOfBatch, settings: Settings, num_probs: int,
+        tokens: DraftTokens, own: OwnOfBatch | None, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
         states that would feed each next depth [depths, chains, hidden].
@@ -259,16 +259,19 @@ class HeadKernels:
             np.empty((*shape, len(tokens.ids)), np.float32), np.empty(shape, np.int64),
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
+        extra = kernels.no_own_columns(*shape[::-1]) if own is None else own.columns
         work = len(ids) * self._block.weights + sum(active) * num_weights(tokens.lm_head)
         phases = sum(
-            kernels.HEAD_PHASES + self._block.phases(rows) + own.num_phases(going)
+            kernels.HEAD_PHASES
+            + self._block.phases(rows)
+            + (0 if own is None else own.num_phases(going))
             for rows, going in zip((len(ids), *active[1:]), active, strict=True)
         )
         drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(phases), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed, tokens.lm_head, tokens.ids, own.columns, settings,
+            np.array(active), self._embed, tokens.lm_head, tokens.ids, extra, settings,
             buffers, held=(self, tokens, own),
         )  # fmt: skip
         return drafts, buffers.probs, states

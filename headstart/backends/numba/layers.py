@@ -11,8 +11,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from headstart.backends.numba.calls import apply
-from headstart.backends.numba.choice import choose_drafts, draft_logits
+from headstart.backends.numba.calls import FIELDS, apply
+from headstart.backends.numba.choice import OwnColumns, choose_drafts, draft_logits
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.noise import argmax
 from headstart.backends.numba.passes import RowLayout, norm_rows, run_layers
@@ -51,6 +51,15 @@ ChainBuffers = namedtuple("ChainBuffers", "streams logits chosen probs")
 
 
 HEAD_PHASES = 3  # of one depth, beside the block: fusing, the LM head, the choice
+
+
+def no_own_columns(requests: int, depths: int) -> OwnColumns:
+    """Of requests that draft from a list, or from all tokens, alone."""
+    none = np.zeros((requests, 0), np.int32)
+    return OwnColumns(
+        np.zeros(requests, np.int64), np.zeros((requests, FIELDS), np.int64), none, none,
+        np.zeros((requests, 0), np.int64), np.empty((depths, requests, 0), np.float32),
+    )  # fmt: skip
 
 
 @njit(inline="always")
