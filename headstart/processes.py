@@ -10,9 +10,12 @@ import os
 import sys
 
 
-def python_command(module: str, *arguments: str) -> list[str]:
-    """`python -m MODULE ARGUMENTS` without the working directory on the path; PYTHONPATH counts."""
-    return [sys.executable, "-P", "-m", module, *arguments]
+def python_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
+    """`python -m MODULE ARGUMENTS` without the working directory on the path; PYTHONPATH counts.
+
+    `python`: the interpreter of another environment, 3.11 or newer.
+    """
+    return [python or sys.executable, "-P", "-m", module, *arguments]
 
 
 def drop_working_directory() -> None:

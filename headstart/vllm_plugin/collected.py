@@ -1,6 +1,6 @@
 """Files of collected answers: token ids and the target's states of each, one file an answer.
 
-`headstart collect` makes a dataset of a folder of them. Files appear whole, under names that tell
+`headstart distill --import` makes a dataset of a folder of them. Files appear whole, under names that tell
 their order; nothing else is ever in the folder but a name that begins with a dot.
 """
 
@@ -15,12 +15,12 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from headstart.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 log = logging.getLogger("vllm.headstart")
 SUFFIX = ".safetensors"
@@ -68,6 +68,7 @@ def files(folder: Path) -> list[Path]:
 
 def read(path: Path) -> Collected:
     """One file, checked; DataError says what is wrong with it."""
+    import torch
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -9,13 +9,14 @@ last norm. vLLM drafts nothing meanwhile, so the model needs no head.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headstart.documents import parse_json
 from headstart.errors import DataError
+from headstart.files import read_plain
 
 _AT_ONCE = 256  # records that vLLM is given together
 
@@ -41,7 +42,7 @@ def settings(job: dict[str, Any], num_layers: int, folder: Path) -> dict[str, An
 
 
 def num_layers_of(model: Path) -> int:
-    config = json.loads((model / "config.json").read_text())
+    config = parse_json(read_plain(model / "config.json"))
     found = config.get("text_config", config).get("num_hidden_layers")
     if not isinstance(found, int):
         raise DataError(f"{model}/config.json does not say num_hidden_layers; add it.")
@@ -55,7 +56,7 @@ def main() -> None:
 
     from headstart.vllm_plugin.collected import Collected, write
 
-    job = json.loads(Path(sys.argv[1]).read_text())
+    job = parse_json(read_plain(Path(sys.argv[1]), 1 << 34))
     out = Path(job["folder"])
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="extracted-", dir=out) as place:
@@ -64,7 +65,6 @@ def main() -> None:
             ids = torch.tensor(record["ids"], dtype=torch.int32)
             found = Collected(ids, states, record["num_prompt"], "before_final_norm")
             write(out, record["name"], found)
-            print(record["name"], flush=True)
 
 
 def _extracted(given: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, Any]]:

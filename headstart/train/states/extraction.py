@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 import headstart
 from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError, some
+from headstart.processes import python_command
 from headstart.train.states.elsewhere import extracted_name, missing
 
 PYTHON, ARGUMENTS = "HEADSTART_VLLM_PYTHON", "HEADSTART_VLLM_ARGS"
@@ -42,11 +42,11 @@ def extract(
     with tempfile.TemporaryDirectory(prefix="headstart-extract-") as place:
         path = Path(place) / "job.json"
         path.write_text(json.dumps(job))
-        python = os.environ.get(PYTHON, sys.executable)
+        python = os.environ.get(PYTHON)
         try:
             done = subprocess.run(
-                [python, "-m", _PROGRAM, str(path)], cwd=place, capture_output=True, text=True,
-                env={**os.environ, "PYTHONPATH": _path(python)},
+                python_command(_PROGRAM, str(path), python=python), cwd=place,
+                capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path(python)},
             )  # fmt: skip
         except OSError as error:
             raise ConfigError(
@@ -74,8 +74,8 @@ def _arguments() -> dict[str, object]:
     return found
 
 
-def _path(python: str) -> str:
+def _path(python: str | None) -> str:
     """Another environment need not have Headstart installed."""
     given = os.environ.get("PYTHONPATH", "")
     own = str(Path(headstart.__file__).parents[1])
-    return given if python == sys.executable else os.pathsep.join(filter(None, [own, given]))
+    return given if python is None else os.pathsep.join(filter(None, [own, given]))

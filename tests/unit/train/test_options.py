@@ -22,7 +22,7 @@ def test_a_recipe_fills_every_option_that_was_not_given() -> None:
     for recipe in RECIPES:
         whole = resolve(TrainOptions(recipe=recipe))  # type: ignore[arg-type]
         open_ = {f.name for f in fields(whole) if getattr(whole, f.name) is None}
-        assert open_ == {"draft_vocab", "cache"}
+        assert open_ == {"draft_vocab", "cache", "states_from"}
     assert resolve(TrainOptions(loss="tv", beta=0.9)).loss == "tv"
 
 
