@@ -1,7 +1,7 @@
 """Files of collected answers: token ids and the target's states of each, one file an answer.
 
-`headstart distill --import` makes a dataset of a folder of them. Files appear whole, under names that tell
-their order; nothing else is ever in the folder but a name that begins with a dot.
+`headstart distill --import` makes a dataset of a folder of them. Files appear whole, under names
+that tell their order; nothing else is ever in the folder but a name that begins with a dot.
 """
 
 from __future__ import annotations
