@@ -66,6 +66,7 @@ class Clients:
                 self._ask(draw)
             except (httpx.HTTPError, AssertionError) as error:
                 self.wrong.append(repr(error)[:200])
+                print(time.strftime("%H:%M:%S"), "wrong:", self.wrong[-1], flush=True)
 
     def _ask(self, draw: random.Random) -> None:
         number = draw.randrange(_PROMPTS)
