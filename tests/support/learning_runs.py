@@ -26,7 +26,7 @@ def learnable_heads(folder: Path) -> Heads:
 
 
 def prompt_of(number: int) -> list[int]:
-    return [random.Random(number).randrange(2, 2 + _ACTIVE) for _ in range(8)]
+    return random.Random(number).choices(range(2, 2 + _ACTIVE), k=8)
 
 
 def enough_prompts() -> list[list[int]]:
