@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from headstart.bench.records import Speculation
 
@@ -124,8 +123,9 @@ def went_back(before: Counters, after: Counters) -> bool:
 
 
 def _difference(names: Names, before: Counters, after: Counters) -> Speculation | None:
-    def total(name: str | None, kind: Literal["sums", "copied"] = "sums") -> int | None:
-        now, then = getattr(after, kind), getattr(before, kind)
+    def total(name: str | None, *, copied: bool = False) -> int | None:
+        now = after.copied if copied else after.sums
+        then = before.copied if copied else before.sums
         full = names.prefix + (name or "")
         if name is None or full not in now:
             return None
@@ -150,7 +150,7 @@ def _difference(names: Names, before: Counters, after: Counters) -> Speculation 
         has_plain_rounds=names.has_plain_rounds,
         draft_tokens=total(names.draft_tokens),
         accepted_tokens=total(names.accepted_tokens),
-        copied_tokens=total(names.accepted_by_source, "copied"),
+        copied_tokens=total(names.accepted_by_source, copied=True),
         drafted_per_depth=drafted,
         accepted_per_depth=accepted,
         output_tokens=total(names.output_tokens),
