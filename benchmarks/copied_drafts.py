@@ -169,7 +169,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """By part: all, those that do not loop, those that do, and the categories of the former."""
     straight = [row for row in rows if not row["loops"]]
-    parts = {"all that do not loop": straight, ALL: rows}
+    parts: dict[str, list[dict[str, Any]]] = {"all that do not loop": straight, ALL: [*rows]}
     parts[LOOPS] = [row for row in rows if row["loops"]]
     for row in straight:
         parts.setdefault(row["category"], []).append(row)

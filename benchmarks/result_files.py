@@ -22,13 +22,13 @@ from headstart.bench.environment import processor_name
 def save(out: Path, title: str, document: dict[str, Any], tables: Sequence[str]) -> None:
     """`tables` are Markdown lines; where and when it ran, and how, stands above them."""
     name = processor_name()
-    known = {
+    load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+    known: dict[str, Any] = {
         "processor": name, "threads": torch.get_num_threads(), "torch": torch.__version__,
-        "python": platform.python_version(), "load_average": os.getloadavg(),
+        "python": platform.python_version(), "load_average": load,
     }  # fmt: skip
     out.write_text(json.dumps({**document, **known}) + "\n")
     command = " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *map(_short, sys.argv[1:])])
-    load = ", ".join(f"{each:.1f}" for each in known["load_average"])
     lines = [
         f"# {title}",
         "",
