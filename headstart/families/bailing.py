@@ -151,7 +151,7 @@ def _v3_normalised(fields: Fields) -> Fields:
 
 
 def _v3_limits(fields: Fields) -> Fields:
-    """Limits of inner products by layer, of routed and of shared experts; dense layers have none."""
+    """Limits of inner products by layer, of routed and shared experts; dense layers have none."""
     shared = list(fields.get("share_expert_swiglu_limit_list") or [])
     num_dense = min(int(fields.get("first_k_dense_replace") or 0), len(shared))
     return {

@@ -78,7 +78,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
 # two from one run to the next.
 APART = {"F32": 0, "BF16": 3}
-# family -> what vLLM 0.32 leaves out on CPUs: a part of the tensors' names, the value without effect
+# family -> what vLLM 0.32 leaves out on CPUs: a part of the tensors' names, a value without effect
 LEFT_OUT = {
     # where scores are a softmax without groups
     "ernie4_5_moe": ("correction_bias", 0.0),
