@@ -14,21 +14,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import torch
-from checking import check_all, interop_parser
-from checkpoints import CommandFailed, headstart, swap_fusion_halves, with_changed_head
+from checking import interop_parser
+from checkpoints import headstart, swap_fusion_halves, with_changed_head
 from engine_check import FAMILIES, make_model
-from environments import python_of
-from plugin_site import plugin_site
+from plugin_runs import CHOOSING, Result, asking, check_each, halves, ours, vocab_size, with_plugin
 from vllm_engine import Engine as Vllm
-from vllm_engine import EngineFailed, Served
-from vllm_plugin_check import CHOOSING, Result, halves, ours
+from vllm_engine import Served
+from vllm_server import OFFLINE
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import HeadstartError
 from headstart.models.build import build
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
@@ -108,60 +106,52 @@ def check_training(result: Result, model: Path, folder: Path, work: Path) -> Non
         result.expect(steps > 0 and far < 0.02, f"training on {name} states differs by {far:.1e}")
 
 
-def check(family: str, python: Path, site: Path, work: Path, versions: dict[str, str]) -> Result:
+def check(
+    family: str,
+    python: Path,
+    site: Path,
+    work: Path,
+    versions: dict[str, str],
+    _: Namespace,
+) -> Result:
     result = Result(family, FAMILIES[family]["dtype"])
+    os.environ[PYTHON] = str(python)  # for `train --states-from vllm`
     model = make_model(family, work / "model")
     other = with_changed_head(model, work / "other", swap_fusion_halves)
-    variables = {"PYTHONPATH": str(site), "VLLM_LOGGING_LEVEL": "INFO"}
-    with Vllm(python, work / "vllm.log", work, variables) as vllm:
+    with Vllm(python, work / "vllm.log", work, with_plugin(site)) as vllm:
         versions.update(vllm.versions)
         plain = vllm.serve(model, 0, result.dtype).tokens
-        half, _ = halves(plain, max(2, _vocab_size(model)))
+        half, _rest = halves(plain, vocab_size(model))
         write([half], work / "half.json")
 
         def serve(start: Path, folder: Path, head: Path | None = None) -> Served:
-            asked: dict[str, Any] = {"draft_vocab": str(work / "half.json"), "collect": str(folder)}
+            asked = asking(draft_vocab=work / "half.json", collect=folder)
             return vllm.serve(
                 start, DEPTH, result.dtype, speculative=CHOOSING, worker_cls=WORKER,
-                additional_config={"headstart": asked}, after="headstart_collected", swapped=head,
+                after="headstart_collected", swapped=head, **asked,
             )  # fmt: skip
 
-        own = ours(model, DEPTH, half)
+        own = ours(model, DEPTH, vocab=half)
         found = serve(model, work / "collected")
         result.add("half of them, collected", DEPTH, found, plain, like=own)
         check_collected(result, model, work / "collected", found)
-        if result.dtype == "F32":
-            check_training(result, model, work / "collected", work)
         found = serve(other, work / "again", head=model)
         result.add("swapped in, half of them", DEPTH, found, plain, like=own)
         found = serve(other, work / "control")
         result.add("control: not swapped in", DEPTH, found, plain, like=own, is_control=True)
         check_collected(result, model, work / "control", found)  # states do not depend on the head
+    if result.dtype == "F32":
+        check_training(result, model, work / "collected", work)
     return result
 
 
-def _vocab_size(model: Path) -> int:
-    return int(Checkpoint.open(model).config.fields["vocab_size"])
-
-
 def main() -> int:
-    options = interop_parser(__doc__, FAMILIES).parse_args()
-    python = python_of(options.envs, options.env)
     few = {
         "enforce_eager": True, "max_num_seqs": 8, "max_num_batched_tokens": 512,
         "dtype": "float32", "trust_remote_code": True,
     }  # fmt: skip
-    os.environ |= {PYTHON: str(python), ARGUMENTS: json.dumps(few)}
-    os.environ |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    site = plugin_site(python, options.work / "collect")
-    return check_all(
-        options.only or ["mimo"],
-        lambda family, work, versions: check(family, python, site, work, versions),
-        lambda family, error: Result(family, "F32", failures=[error]),
-        errors=(CommandFailed, EngineFailed, HeadstartError),
-        folder=lambda family: options.work / f"collect-{family}",
-        out=options.json,
-    )
+    os.environ |= {ARGUMENTS: json.dumps(few), **OFFLINE}
+    return check_each(interop_parser(__doc__, FAMILIES), ["mimo"], check, folder="collect")
 
 
 if __name__ == "__main__":
