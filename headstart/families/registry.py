@@ -69,6 +69,7 @@ WITHOUT_HEAD: dict[str, str] = {
     "muse_glimmer": "Muse Glimmer has no head; its assistant is a DFlash drafter.",
     "cohere2_moe": "Cohere's MoE models ship without a head.",
     "solar_open": "Solar Open ships without a head.",
+    "qwen3_moe": "Qwen3-MoE ships without a head, and `graft` makes none for its experts.",
     "youtu": "Youtu-LLM ships without a head.",
     "kimi_linear": "Kimi-Linear ships without a head.",
     "deepseek_v41": "DeepSeek-V4.1 ships a DSpark drafter below mtp.*, not a head.",

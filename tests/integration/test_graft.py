@@ -329,12 +329,17 @@ def test_a_head_that_was_lost_can_be_restored_instead(tiny: Tiny, tmp_path: Path
     assert not any("headstart restore" in change for change in changes)
 
 
-def test_an_unknown_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "words"), [("phi9", "phi9"), ("qwen3_moe", "makes none for its experts")]
+)
+def test_an_unknown_model_is_refused(
+    tiny: Tiny, tmp_path: Path, model_type: str, words: str
+) -> None:
     def change(document: dict[str, Any]) -> None:
-        document.update(model_type="phi9", architectures=["Phi9ForCausalLM"])
+        document.update(model_type=model_type, architectures=["Phi9ForCausalLM"])
 
     model = edited(tiny("llama"), tmp_path / "model", change_config=change)
-    with pytest.raises(UnsupportedFamily, match="phi9"):
+    with pytest.raises(UnsupportedFamily, match=words):
         graft(model, tmp_path / "out")
 
 
