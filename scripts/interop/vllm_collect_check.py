@@ -16,6 +16,7 @@ import os
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import torch
 from checking import interop_parser
@@ -36,6 +37,8 @@ from headstart.vocab.files import write
 
 DEPTH = 3
 WORKER = "headstart.vllm_plugin.collect.Worker"
+# Trunks that give their states away in vLLM 0.32; MiMo's class claims to, and fails.
+EXTRACTED = ("deepseek_v3",)
 CLOSE = {"F32": 1e-4, "BF16": 5e-2}  # of the largest state
 
 
@@ -83,27 +86,35 @@ def check_training(result: Result, model: Path, folder: Path, work: Path) -> Non
     """A dataset of collected answers, trained on with their states and with our trunk's."""
     words = ("--import", "--min-answer-tokens", "1", "--heldout", "0.3")
     headstart("distill", model, "--prompts", folder, *words, "--out", work / "data")
-    found = {}
-    ways: dict[str, tuple[str | Path, ...]] = {
-        "collected": ("--states-from", folder), "extracted": ("--states-from", "vllm"),
-        "computed": (),
-    }  # fmt: skip
-    for name, more in ways.items():
-        options = ("--epochs", "20", "--eval-every", "5", "--device", "cpu", "--dtype", "float32")
-        run = ("--data", work / "data", "--out", work / f"run-{name}")
-        headstart("train", model, *run, *options, *more)
-        lines = (work / f"run-{name}" / "metrics.jsonl").read_text().splitlines()
-        found[name] = [json.loads(line) for line in lines]
-    for name in ("collected", "extracted"):
-        far = 0.0
-        for one, other in zip(found[name], found["computed"], strict=True):
-            for key, value in one.items():
-                if isinstance(value, float) and key != "seconds":
-                    far = max(far, abs(value - other[key]) / max(abs(value), 1e-3))
-        steps = len(found[name])
-        print(f"{result.family:17} trained on {name} states: {steps} lines of metrics, apart by at "
-              f"most {far:.1e}", flush=True)  # fmt: skip
-        result.expect(steps > 0 and far < 0.02, f"training on {name} states differs by {far:.1e}")
+    computed = metrics_of(model, work, "computed")
+    lengths = accepted(computed)
+    result.expect(lengths[0] < max(lengths), f"training changes nothing: {lengths}")
+    ways: dict[str, str | Path] = {"collected": folder}
+    if result.family in EXTRACTED:
+        ways["extracted"] = "vllm"
+    for name, source in ways.items():
+        found = metrics_of(model, work, name, "--states-from", source)
+        losses = [(a, b) for a, b in zip(found, computed, strict=True) if "loss" in a]
+        far = max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in losses)
+        print(f"{result.family:17} trained on {name} states: acceptance lengths {accepted(found)}, "
+              f"on ours {lengths}; losses of {len(losses)} steps apart by at most {far:.1e}",
+              flush=True)  # fmt: skip
+        result.expect(accepted(found) == lengths, f"{name} states give other acceptance")
+        result.expect(far < 0.02, f"losses of {name} states are {far:.1e} apart")
+
+
+def metrics_of(model: Path, work: Path, name: str, *words: str | Path) -> list[dict[str, Any]]:
+    """What a training run wrote down."""
+    run = work / f"run-{name}"
+    options = ("--epochs", "20", "--eval-every", "5", "--device", "cpu", "--dtype", "float32")
+    headstart("train", model, "--data", work / "data", "--out", run, *options, *words)
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def accepted(lines: list[dict[str, Any]]) -> list[float]:
+    """Tokens of a round on held-out answers, at each evaluation."""
+    found = [line["validation"] for line in lines if "validation" in line]
+    return [round(each["acceptance_length"], 4) for each in found]
 
 
 def check(
