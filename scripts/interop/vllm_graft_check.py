@@ -45,26 +45,26 @@ _WIDE = {"head_dim": 32}  # where hidden_size / num_attention_heads is another n
 _MISTRAL = {
     "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None,
 }  # fmt: skip
-# name -> kind of trunk, changes of its config
-TRUNKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", {}),
-    "qwen2": ("qwen2", {}),
-    "qwen3": ("qwen3", {}),
-    "mistral": ("llama", _MISTRAL),
-    "llama wide": ("llama", _WIDE),
-    "qwen3 wide": ("qwen3", _WIDE),
-    "mistral wide": ("llama", {**_MISTRAL, **_WIDE}),
+# name -> kind of trunk, what its config has and a head's has not, sizes of both
+TRUNKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "llama": ("llama", {}, {}),
+    "qwen2": ("qwen2", {}, {}),
+    "qwen3": ("qwen3", {}, {}),
+    "mistral": ("llama", _MISTRAL, {}),
+    "llama wide": ("llama", {}, _WIDE),
+    "qwen3 wide": ("qwen3", {}, _WIDE),
+    "mistral wide": ("llama", _MISTRAL, _WIDE),
 }
 
 
 def make_trunk_and_head(name: str, work: Path) -> tuple[Path, Path]:
     """A trunk without a head, and a model that has the head grafted."""
-    kind, changes = TRUNKS[name]
-    made: dict[str, Any] = {"dtype": "F32", **changes}
+    kind, own, sizes = TRUNKS[name]
+    made: dict[str, Any] = {"dtype": "F32", **sizes}
     if kind == "qwen3":
         trunk = write_tiny(kind, work / "trunk", with_head=False, **made)
         return trunk, write_tiny(kind, work / "model", **made)
-    trunk = write_tiny(kind, work / "trunk", **made)
+    trunk = write_tiny(kind, work / "trunk", **made, **own)
     donor = write_tiny("mimo", work / "donor", **made)
     headstart("graft", trunk, "--out", work / "grafted")
     headstart("stitch", donor, work / "grafted", "--out", work / "model")
