@@ -37,7 +37,6 @@ from vllm_engine import Served
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
-DEPTH = 3
 CHECKED = [name for name in FAMILIES if name != "demo"]
 SAMPLING: Mapping[str, Any] = {"draft_sample_method": "probabilistic"}
 
@@ -50,7 +49,7 @@ def check(
     versions: dict[str, str],
     given: Namespace,
 ) -> Result:
-    result = Result(family, FAMILIES[family]["dtype"])
+    result, depth = Result(family, FAMILIES[family]["dtype"]), given.depth
     model = make_model(family, work / "model")
     options, variables = dict(OPTIONS.get(family, {})), dict[str, str]()
     if given.tensor_parallel > 1:
@@ -63,14 +62,14 @@ def check(
             plain = ours(model, 0).tokens
         else:
             plain = vllm.serve(model, 0, result.dtype, **options).tokens
-        stock = vllm.serve(model, DEPTH, result.dtype, **options)
+        stock = vllm.serve(model, depth, result.dtype, **options)
     size = vocab_size(model)
     half, rest = halves(plain, size)
     files = {}
     for vocab in (DraftVocab.of(range(size), name="all", vocab_size=size), half, rest):
         files[vocab.name] = work / f"{vocab.name}.json"
         write([vocab], files[vocab.name])
-    own = ours(model, DEPTH, vocab=half)
+    own = ours(model, depth, vocab=half)
     log = work / "plugin.log"
     with Vllm(python, log, work, {**variables, **with_plugin(site)}) as vllm:
 
@@ -78,19 +77,19 @@ def check(
             asked = asking(draft_vocab=files[vocab]) if vocab else {}
             speculative = keys if vocab else {}
             return vllm.serve(
-                model, DEPTH, result.dtype, speculative=speculative, **options, **asked
+                model, depth, result.dtype, speculative=speculative, **options, **asked
             )
 
         result.expect(stock.tokens == plain, "stock vLLM's text differs")
         if not given.short:
-            result.add("nothing asked", DEPTH, serve(), plain, like=stock)
-        result.add("all tokens", DEPTH, serve("all"), plain, like=stock)
-        result.add("half of them", DEPTH, serve("half"), plain, like=own)
+            result.add("nothing asked", depth, serve(), plain, like=stock)
+        result.add("all tokens", depth, serve("all"), plain, like=stock)
+        result.add("half of them", depth, serve("half"), plain, like=own)
         result.expect(own.tokens == plain, "our engine's text differs")
         other = serve("rest")
-        result.add("control: the other half", DEPTH, other, plain, like=own, is_control=True)
+        result.add("control: the other half", depth, other, plain, like=own, is_control=True)
         if not given.short:
-            result.add("half, whole width", DEPTH, serve("half", SAMPLING), plain, like=own)
+            result.add("half, whole width", depth, serve("half", SAMPLING), plain, like=own)
     result.expect_lively(own)
     result.expect(own.counters != stock.counters, "half costs nothing")
     result.expect(
@@ -101,6 +100,7 @@ def check(
 
 def main() -> int:
     parser = interop_parser(__doc__, CHECKED)
+    parser.add_argument("--depth", type=int, default=3, help="drafts of a round")
     parser.add_argument("--tensor-parallel", type=int, default=1, help="processes of vLLM's")
     parser.add_argument(
         "--short", action="store_true", help="the listed tokens only; text is held against ours"
