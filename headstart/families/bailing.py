@@ -147,7 +147,17 @@ def _v3_normalised(fields: Fields) -> Fields:
         "linear_lower_bound": fields.get("kda_lower_bound") if fields["kda_safe_gate"] else None,
         "gates_heads": gates == "head_wise",
     }
-    return {**found, **_shared_width(fields)}
+    return {**found, **_v3_limits(fields), **_shared_width(fields)}
+
+
+def _v3_limits(fields: Fields) -> Fields:
+    """Limits of inner products by layer, of routed and shared experts; dense layers have none."""
+    shared = list(fields.get("share_expert_swiglu_limit_list") or [])
+    num_dense = min(int(fields.get("first_k_dense_replace") or 0), len(shared))
+    return {
+        "swiglu_limits": fields.get("expert_swiglu_limit_list"),
+        "swiglu_limits_shared": [0.0] * num_dense + shared[num_dense:],
+    }
 
 
 def _v2_kinds(fields: Fields) -> dict[str, tuple[Part, ...]]:
@@ -214,6 +224,7 @@ V2 = Family(
         "bailing_hybrid": "Ling 2.5 and 2.6",
     },
     block_kind="moe",
+    is_complete=True,
     runtime=Runtime(
         model_types=("bailing_moe", "bailing_moe_v2"),
         defaults={
@@ -310,6 +321,9 @@ V3 = Family(
     notes=(
         "the fusion projection may be quantised",
         "gated_attention_proj_granularity_type: one gate for each head, or for each channel",
+        "late layers limit their experts' inner products (expert_swiglu_limit_list, "
+        "share_expert_swiglu_limit_list), behind the activation; transformers 5.22.2 leaves that "
+        "out, and vLLM 0.32.0 limits routed experts before it",
         "SGLang ignores names that begin with model.mtp",
         "Ling-3.0-tiny declares 0 modules: it has no head",
         _NORM_HEAD,

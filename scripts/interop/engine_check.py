@@ -39,8 +39,7 @@ DEMO = "demo"
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
     "glm4_moe": {"dtype": "F32"},
-    # Stretched positions, as its releases have: vLLM 0.32 on a CPU gives other tokens than
-    # transformers where they are not.
+    # Stretched positions, as its releases have.
     "deepseek_v3": {
         "dtype": "F32",
         "rope_scaling": {
@@ -77,13 +76,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
 # two from one run to the next.
 APART = {"F32": 0, "BF16": 3}
-# vLLM 0.32 leaves the correction out on CPUs where scores are a softmax without groups.
-UNCORRECTED = ("ernie4_5_moe",)
+# family -> what vLLM 0.32 leaves out on CPUs: a part of the tensors' names, a value without effect
+LEFT_OUT = {
+    # where scores are a softmax without groups
+    "ernie4_5_moe": ("correction_bias", 0.0),
+    # no attention of its CPU build takes sinks, which its log says
+    "hy_v4": ("learnable_sink_param", -100.0),
+}
 # family -> fields of the text part that vLLM's head asks the whole model's config for
 OUTER = {"exaone4_5": ("vocab_size", "num_nextn_predict_layers")}
-# family -> what vLLM is started with to run its text part alone
+# Its CPU kernel for rotations takes queries as if they lay densely; those of latent attention are
+# the ends of longer rows. Without the kernel it rotates in torch.
+PLAIN_ROTATION = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+# family -> what vLLM is started with
 OPTIONS: dict[str, dict[str, Any]] = {
-    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True}
+    # its text part alone
+    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True},
+    "hy_v4": PLAIN_ROTATION,
 }
 
 
@@ -131,13 +140,14 @@ def make_model(family: str, out: Path) -> Path:
         config = json.loads(file.read_text())
         config |= {name: config["text_config"][name] for name in OUTER[family]}
         file.write_text(json.dumps(config))
-    if family not in UNCORRECTED:
+    if family not in LEFT_OUT:
         return model
+    part, neutral = LEFT_OUT[family]
 
     def without(name: str, value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(value) if "correction_bias" in name else value
+        return torch.full_like(value, neutral) if part in name else value
 
-    return with_changed(model, out.with_name("uncorrected"), without)
+    return with_changed(model, out.with_name("without"), without)
 
 
 def questions(model: Path) -> list[list[int]]:
