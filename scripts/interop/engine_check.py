@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import own_engine
 import torch
-import vllm_counters as workload
 from checking import check_all
 from checkpoints import swap_fusion_halves, with_changed, with_changed_head
 from environments import python_of
@@ -33,7 +32,6 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.demo import PROMPTS
 from headstart.engine.engine import Engine
 from headstart.errors import HeadstartError
-from headstart.sampling.params import SamplingParams
 
 DEPTHS = (1, 3)
 DEMO = "demo"
@@ -126,27 +124,7 @@ class Result:
 def ours(model: Path, depth: int, prompts: list[list[int]] | None = None) -> Served:
     """What our engine says to vLLM's prompts, in fp32, counted as vLLM counts."""
     engine = Engine(model, device="cpu", dtype="float32", speculate=depth, layout="vllm")
-    # vLLM drafts on behind the last token that was asked for; here so many more are asked for.
-    length = workload.NUM_TOKENS + depth + 1
-    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-    results = engine.generate(prompts or workload.prompts(engine.model.config.vocab), params)
-    outputs = [result.outputs[0] for result in results]
-    rounds = [found for output in outputs for found in accepted_by_round(output.origins)]
-    accepted = tuple(sum(found > d for found in rounds) for d in range(depth))
-    tokens = [output.token_ids[: workload.NUM_TOKENS] for output in outputs]
-    return Served(tokens, len(rounds) if depth else 0, accepted)
-
-
-def accepted_by_round(origins: Sequence[str]) -> list[int]:
-    """Drafts accepted in each round that begins before the last token that counts."""
-    found, at = [], 1  # the first token comes from the prompt
-    while at < workload.NUM_TOKENS:
-        end = at
-        while origins[end] == "accepted":
-            end += 1
-        found.append(end - at)
-        at = end + 1
-    return found
+    return own_engine.served(own_engine.generate(engine, depth, prompts), depth)
 
 
 def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
