@@ -3,7 +3,8 @@
 The interpreter accepts more than the compiler does, and it has room for everything. What the
 compiler said is known: a kernel is compiled again when its source, sizes or Triton have changed.
 With --long all are, in more sizes, and must say the same as before; --record writes down what they
-say, for all machines (tests/fixtures/kernels_sm_90.txt).
+say, for all machines (tests/fixtures/kernels_sm_90.txt). Without --long it keeps what is recorded
+of the other sizes, as far as their kernels are still the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -192,6 +193,16 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
 Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that are shared
+
+
+class Described(NamedTuple):
+    """A job as the compiler takes it; `digest` is the name of its figures in the record."""
+
+    source: ASTSource
+    options: dict[str, Any]
+    digest: str
+
+
 found_now: dict[str, Figures] = {}
 
 
@@ -449,8 +460,8 @@ JOBS: list[Job] = [
 ]  # fmt: skip
 
 
-def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
-    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+def described(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> Described:
+    """What the compiler is given for a job, and a digest of it."""
     options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
     fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
     kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
@@ -465,10 +476,16 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
         if word.startswith("*") or word.endswith(MULTIPLE)
     }
     source = ASTSource(kernel, signature, constants, aligned)
-    registers, spilled, shared = known(source, options)
+    given = f"{triton.__version__} {source.hash()} {options}"
+    return Described(source, options, hashlib.sha256(given.encode()).hexdigest()[:16])
+
+
+def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
+    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+    registers, spilled, shared = known(described(kernel, fixed, own))
     found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
     most = MAX_SPILLED_BYTES_OF.get(sys.modules[kernel.__module__], MAX_SPILLED_BYTES)
-    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed} {options}"
+    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed}"
     return found
 
 
@@ -479,13 +496,12 @@ def recorded() -> dict[str, Figures]:
     return {name: (int(one), int(two), int(three)) for name, one, two, three in lines}
 
 
-def known(source: ASTSource, options: dict[str, Any]) -> Figures:
+def known(job: Described) -> Figures:
     """The three figures, from the last time that the same was compiled, here or elsewhere."""
-    given = f"{triton.__version__} {source.hash()} {options}"
-    name = hashlib.sha256(given.encode()).hexdigest()[:16]
+    name = job.digest
     path = cache_folder() / "kernels-sm-90" / name
     if IS_LONG or RECORDS:
-        figures = found_now[name] = compiled(source, options)
+        figures = found_now[name] = compiled(job)
         before = recorded().get(name, figures)
         assert RECORDS or figures == before, f"{RECORD.name} has {before}, compiled: {figures}"
         return figures
@@ -494,7 +510,7 @@ def known(source: ASTSource, options: dict[str, Any]) -> Figures:
     if path.exists():
         registers, spilled, shared = map(int, path.read_text().split())
         return registers, spilled, shared
-    figures = compiled(source, options)
+    figures = compiled(job)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{name}-{os.getpid()}")
     own.write_text(" ".join(map(str, figures)))
@@ -502,9 +518,9 @@ def known(source: ASTSource, options: dict[str, Any]) -> Figures:
     return figures
 
 
-def compiled(source: ASTSource, options: dict[str, Any]) -> Figures:
+def compiled(job: Described) -> Figures:
     with redirect_stdout(io.StringIO()) as log:
-        made = triton.compile(source, GPUTarget("cuda", 90, 32), options)
+        made = triton.compile(job.source, GPUTarget("cuda", 90, 32), job.options)
     registers = number_in(r"Used (\d+) registers", log.getvalue())
     spilled = number_in(r"(\d+) bytes spill stores", log.getvalue())
     return registers, spilled, made.metadata.shared
@@ -527,8 +543,16 @@ def main() -> None:
     else:
         raise SystemExit(f"the cut for heads of 128 was expected to spill with 256: {found}")
     if RECORDS:
-        lines = (f"{name} {' '.join(map(str, found_now[name]))}\n" for name in sorted(found_now))
-        RECORD.write_text("".join(lines))
+        write_record()
+
+
+def write_record() -> None:
+    """What was found now, and what is recorded of jobs that were not compiled this time."""
+    unseen = [] if IS_LONG else [described(*job).digest for job in LONG_JOBS]
+    kept = {name: recorded()[name] for name in unseen if name in recorded()}
+    figures = {**kept, **found_now}
+    lines = (f"{name} {' '.join(map(str, figures[name]))}\n" for name in sorted(figures))
+    RECORD.write_text("".join(lines))
 
 
 if __name__ == "__main__":

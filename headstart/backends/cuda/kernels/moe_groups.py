@@ -198,6 +198,50 @@ def _add_step(sums, x, x_scales, x_sums, base, scales, zeros, begin, line, is_li
     return sums
 
 
+@jit
+def matrix_of(expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden,
+              width, shared_width, num_experts, IS_FIRST: tl.constexpr, GROUP: tl.constexpr,
+              PER_WORD: tl.constexpr):  # fmt: skip
+    """Where an expert's matrix lies; PER_WORD: weights in what `weight` points to.
+
+    Gives pointers to weights, scales and zeros, which rows of the matrix the outputs `columns` are,
+    whether they are there, weights of a row, width of the scales, and inputs of the expert.
+    """
+    outputs = 2 * width if IS_FIRST else hidden
+    inputs = hidden if IS_FIRST else width
+    is_output = columns < outputs
+    source = columns
+    stride = inputs
+    scale_stride = outputs
+    own = expert.to(tl.int64) * outputs
+    base = weight + own * (inputs // PER_WORD)
+    size = scales + own * (inputs // GROUP)
+    zero = zeros
+    if zeros is not None:
+        zero = zeros + own * (inputs // GROUP)
+    if shared is not None:
+        part = (expert - num_experts) * width  # columns of the shared MLP before this one's
+        if part >= 0:
+            base = shared
+            size = shared_scales
+            if zeros is not None:
+                zero = shared_zeros
+            if IS_FIRST:
+                is_up = (columns >= width).to(tl.int32)
+                inner = columns - is_up * width
+                source = part + inner + is_up * shared_width
+                is_output = is_output & (part + inner < shared_width)
+                scale_stride = 2 * shared_width
+            else:
+                base = shared + part // PER_WORD
+                size = shared_scales + part // GROUP * hidden
+                if zeros is not None:
+                    zero = shared_zeros + part // GROUP * hidden
+                stride = shared_width
+                inputs = tl.minimum(width, shared_width - part)
+    return base, size, zero, source, is_output, stride, scale_stride, inputs
+
+
 @jit(do_not_specialize=["rows"])
 def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, shared_zeros,
              experts, starts, order, weights, result, rows, hidden, width, shared_width,
@@ -221,44 +265,17 @@ def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, 
         outputs = hidden
         inputs = width
         lines = 2 * rows * CHOICES
-    is_output = columns < outputs
     if expert < 0:  # a row of no request, whose pairs are in no list
         place = tile.to(tl.int64) * outputs
         if not IS_FIRST:
             place = (tile % CHOICES * rows + tile // CHOICES).to(tl.int64) * outputs
         nothing = tl.zeros((BLOCK_N,), dtype=result.dtype.element_ty)
-        tl.store(result + place + columns, nothing, is_output)
-    # Where its matrix lies, which of the rows there are its outputs, and how long they are.
-    source = columns
-    stride = inputs
-    scale_stride = outputs
-    own = expert.to(tl.int64) * outputs
-    base = weight + own * (inputs // PER_BYTE)
-    size = scales + own * (inputs // GROUP)
-    zero = zeros
-    if zeros is not None:
-        zero = zeros + own * (inputs // GROUP)
+        tl.store(result + place + columns, nothing, columns < outputs)
     width_x = inputs
-    if shared is not None:
-        part = (expert - num_experts) * width  # columns of the shared MLP before this one's
-        if part >= 0:
-            base = shared
-            size = shared_scales
-            if zeros is not None:
-                zero = shared_zeros
-            if IS_FIRST:
-                is_up = (columns >= width).to(tl.int32)
-                inner = columns - is_up * width
-                source = part + inner + is_up * shared_width
-                is_output = is_output & (part + inner < shared_width)
-                scale_stride = 2 * shared_width
-            else:
-                base = shared + part // PER_BYTE
-                size = shared_scales + part // GROUP * hidden
-                if zeros is not None:
-                    zero = shared_zeros + part // GROUP * hidden
-                stride = shared_width
-                inputs = tl.minimum(width, shared_width - part)
+    base, size, zero, source, is_output, stride, scale_stride, inputs = matrix_of(
+        expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,
+        shared_width, num_experts, IS_FIRST, GROUP, PER_BYTE,
+    )  # fmt: skip
     lane = tl.arange(0, 2 * BLOCK_M)
     for start in range(0, count, BLOCK_M):
         is_line = start + lane // 2 < count
