@@ -49,7 +49,8 @@ from headstart.backends.cuda.kernels.eight_bits import (
     silu_fp8,
     silu_integers,
 )
-from headstart.backends.cuda.kernels.fp8_products import BLOCK, choose_fp8, gated_fp8, partial_fp8
+from headstart.backends.cuda.kernels.fp8_products import choose_fp8, gated_fp8, partial_fp8
+from headstart.backends.cuda.kernels.fp8_tiles import BLOCK
 from headstart.backends.cuda.kernels.group_packing import (
     PackedGroups,
     dequantized_groups,

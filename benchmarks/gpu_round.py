@@ -26,7 +26,7 @@ from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = torch.device("cuda")

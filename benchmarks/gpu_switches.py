@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as record
 
 from headstart.backends.cuda import attending, group_linear
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine.engine import Engine
 

@@ -17,13 +17,14 @@ from headstart.backends.base import PreparedHead
 from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
 from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
+from headstart.engine.admission import Admission, Asked
 from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import Grammar
 from headstart.engine.groups import Groups
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.output import Result, Update
-from headstart.engine.request import Admission, Asked, State
+from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_runnable
 from headstart.sampling.params import SamplingParams
@@ -289,10 +290,9 @@ class Engine:
         for request_id in self._groups.names:
             self._drop(request_id)
         self.scheduler.check()
-        if self.pool.num_used:
+        if left := self.pool.num_used:
             raise EngineError(
-                f"{self.pool.num_used} K/V blocks belong to no request after a failed step. "
-                "Restart."
+                f"{left} K/V blocks belong to no request after a failed step. Restart."
             )
 
     def _drop(self, request_id: str) -> None:

@@ -18,7 +18,8 @@ from headstart.backends.numba.adjusting import (
     Settings,
 )
 from headstart.sampling.history import History
-from headstart.sampling.params import MASK64, Row, SamplingParams
+from headstart.sampling.params import Row, SamplingParams
+from headstart.sampling.seeds import MASK64
 
 ROW = np.dtype(
     [

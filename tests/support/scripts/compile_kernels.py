@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 
 from headstart.backends.cuda.attending import LEAST_SHARING, cut_for
 from headstart.backends.cuda.kernels import (
+    adjusting,
     attention,
     attention_fp8,
     choice,
@@ -71,6 +72,7 @@ from headstart.backends.cuda.kernels import (
     streamed,
     wide_groups,
 )
+from headstart.backends.cuda.kernels.attention_cuts import fitted
 from headstart.checkpoint.cache import cache_folder
 
 IS_LONG, RECORDS = "--long" in sys.argv, "--record" in sys.argv
@@ -213,7 +215,7 @@ def attend(
     tile = max(16, triton.next_power_of_2(rows * group))
     cut = cut_for(requests, rows)
     if is_fitted:
-        cut = attention.fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
+        cut = fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
@@ -365,12 +367,12 @@ JOBS: list[Job] = [
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True}, {}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False}, {}),
-    (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
+    (adjusting._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
                         "PENALISES": True, "PROCESSES": True, "TILE": 1024},
      {**CHOOSING, "logits": "*fp32"}),
     (sampling._draw, {**CUT_ROW, "HAS_IDS": True}, CHOOSING),
     (sampling._finish, {**CUT_ROW, "HAS_IDS": True, "STEP": 4096, "num_warps": 8}, CHOOSING),
-    (sampling._remember, {"BLOCK": 8, "num_warps": 1}, CHOOSING),
+    (adjusting._remember, {"BLOCK": 8, "num_warps": 1}, CHOOSING),
     (logprobs._weigh, CUT_ROW, CHOOSING),
     (logprobs._rank, {**CUT_ROW, "STEP": 4096, "MOST": 20, "num_warps": 8},
      {**CHOOSING, "ids": "*i32"}),

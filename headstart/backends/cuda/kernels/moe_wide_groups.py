@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.group_experts import GroupExperts, operands
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts, matrix_of, operands
+from headstart.backends.cuda.kernels.moe_groups import matrix_of
 from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED
 from headstart.backends.cuda.kernels.sorting import sort_pairs
 from headstart.backends.cuda.kernels.wide_groups import (

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 from support.interpreted_bf16 import repair_fp8
 
 from headstart.backends.cuda.kernels import attention
-from headstart.backends.cuda.kernels.attention import Cut, Packed, fitted, paged_attention
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, fitted
 from headstart.backends.cuda.kernels.prompts import Tile, prompt_attention, tiles_of
 from headstart.backends.cuda.kernels.rows import place_qkv
 from headstart.backends.cuda.libraries import Library

@@ -14,13 +14,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import attention, shared_prefix
-from headstart.backends.cuda.kernels.attention import (
-    Cut,
-    Packed,
-    fitted,
-    paged_attention,
-    usual_context,
-)
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, fitted, usual_context
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.gates import gate_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
