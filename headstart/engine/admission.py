@@ -14,7 +14,8 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.prompt_scores import PromptScores
 from headstart.engine.request import Request
 from headstart.errors import PromptTooLong, RequestError, some
-from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.params import SamplingParams
+from headstart.sampling.seeds import derive_seed
 from headstart.vocab.own_tokens import OwnRule
 
 MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
