@@ -10,7 +10,7 @@ from headstart.data.conversations import Conversation, Message
 from headstart.data.fingerprints import prompt_sha
 from headstart.data.journal import Answer
 from headstart.errors import DataError
-from headstart.sampling.seeds import derive_seed
+from headstart.sampling.params import derive_seed
 
 _TURN_STEP = 1 << 32  # samples of one turn never meet those of another
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headstart.sampling.seeds import mix64
+from headstart.sampling.params import mix64
 
 if TYPE_CHECKING:
     import numpy as np

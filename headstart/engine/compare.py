@@ -14,9 +14,8 @@ from headstart.engine.engine import Engine
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
 from headstart.sampling.noise import gumbel
-from headstart.sampling.params import Row, SamplingParams
+from headstart.sampling.params import Row, SamplingParams, derive_seed
 from headstart.sampling.processors import process
-from headstart.sampling.seeds import derive_seed
 
 _REPEATS = 2
 

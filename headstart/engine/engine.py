@@ -17,14 +17,13 @@ from headstart.backends.base import PreparedHead
 from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
 from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
-from headstart.engine.admission import Admission, Asked
 from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import Grammar
 from headstart.engine.groups import Groups
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.output import Result, Update
-from headstart.engine.request import State
+from headstart.engine.request import Admission, Asked, State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_runnable
 from headstart.sampling.params import SamplingParams

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headstart.sampling.seeds import GAMMA, MASK64, mix64
+from headstart.sampling.params import GAMMA, MASK64, mix64
 
 CHOICE = 0  # the target's choice, and the draft's, which must see the same noise to agree with it
 ACCEPTANCE = 1  # the test of the rejection rule
@@ -122,7 +122,7 @@ def _row_keys(seeds: Tensor, positions: Tensor, purpose: Tensor) -> Tensor:
 
 
 def _mix64(word: Tensor) -> Tensor:
-    """`seeds.mix64` on int64 tensors."""
+    """`params.mix64` on int64 tensors."""
     word = (word ^ _shift64(word, 30)) * _signed(0xBF58476D1CE4E5B9, 64)
     word = (word ^ _shift64(word, 27)) * _signed(0x94D049BB133111EB, 64)
     return word ^ _shift64(word, 31)

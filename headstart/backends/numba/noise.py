@@ -15,7 +15,7 @@ import numpy as np
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.rows import largest
 from headstart.sampling import noise as reference
-from headstart.sampling.seeds import GAMMA
+from headstart.sampling.params import GAMMA
 
 _GAMMA, _PURPOSE_GAMMA = np.uint64(GAMMA), np.uint64(reference.PURPOSE_GAMMA)
 _MIX_A, _MIX_B = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -18,8 +18,7 @@ from headstart.backends.numba.adjusting import (
     Settings,
 )
 from headstart.sampling.history import History
-from headstart.sampling.params import Row, SamplingParams
-from headstart.sampling.seeds import MASK64
+from headstart.sampling.params import MASK64, Row, SamplingParams
 
 ROW = np.dtype(
     [

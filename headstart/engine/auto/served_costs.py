@@ -21,12 +21,11 @@ import torch
 from headstart.backends.base import Backend, Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine.admission import Admission
 from headstart.engine.auto.blank_passes import BlankPasses
 from headstart.engine.auto.costs import Curve, level
 from headstart.engine.core import EngineCore
 from headstart.engine.options import VERIFIED, EngineOptions
-from headstart.engine.request import Request
+from headstart.engine.request import Admission, Request
 from headstart.models.build import LoadedModel
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.cost import Costs, from_bandwidth

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine.admission import MAX_PRIORITY
+from headstart.engine.request import MAX_PRIORITY
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions

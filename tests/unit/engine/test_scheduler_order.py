@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from support.scheduler_steps import request, run, scheduler
 
-from headstart.engine.admission import MAX_PRIORITY
-from headstart.engine.request import State
+from headstart.engine.request import MAX_PRIORITY, State
 
 
 def test_the_more_important_request_starts_first_then_the_older_one() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headstart.sampling import noise
 from headstart.sampling.noise import ACCEPTANCE, CHOICE, RESIDUAL, bits, gumbel, row_key, uniform
-from headstart.sampling.seeds import derive_seed, mix64
+from headstart.sampling.params import derive_seed, mix64
 
 # (seed, position, token, purpose): bits. A change here changes every seeded text.
 VECTORS = {

@@ -9,8 +9,8 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from headstart.engine.admission import Asked
 from headstart.engine.engine import Engine
+from headstart.engine.request import Asked
 from headstart.errors import EngineError, RequestError
 from headstart.server.channels import Channel, Job
 from headstart.server.recording import ServerMetrics

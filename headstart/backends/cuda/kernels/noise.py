@@ -12,7 +12,7 @@ _OFFSET = tl.constexpr(2.0**-33)
 
 @jit
 def _mix64(word):
-    """`sampling.seeds.mix64`; uint64 wraps."""
+    """`sampling.params.mix64`; uint64 wraps."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB
     return word ^ (word >> 31)

@@ -27,8 +27,7 @@ from headstart.models.config import LayerKind
 from headstart.models.config_reader import model_config
 from headstart.models.moe_config import Limit
 from headstart.sampling.choose import choose
-from headstart.sampling.params import Row, SamplingParams
-from headstart.sampling.seeds import derive_seed
+from headstart.sampling.params import Row, SamplingParams, derive_seed
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
