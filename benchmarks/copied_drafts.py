@@ -11,7 +11,8 @@ with the head alone (`auto`, draft_from head), with copies alone (speculate cont
 of all prompts over seconds of all. Answers that loop (a span three times in a row) count apart.
 
 With `--predict` the code of `score` first predicts, from the answers that an earlier run wrote down
-and from rounds that it times in this process, what is measured then, by category.
+and from rounds that it times in this process, what is measured then, by category. Such answers come
+from `--sides auto` alone, too. `--out` has a page with tables beside it, and all figures so far.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from result_files import save, table
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
@@ -157,11 +157,52 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
     for kind, decoding in (("whole", False), ("decoding", True)):
         speeds = {name: speed(name, decoding=decoding) for name in names}
-        over = {f"auto_over_{n}": speeds["auto"] / s for n, s in speeds.items() if n != "auto"}
+        over = dict[str, float]()
+        if "auto" in speeds:
+            over = {f"auto_over_{n}": speeds["auto"] / s for n, s in speeds.items() if n != "auto"}
         found[kind] = {"tokens_per_second": speeds, **over}
     found["copied_share"] = sum(r["copied_share"] * r["tokens"] for r in rows) / max(1, tokens)
     found["identical"] = sum(row["identical"] for row in rows)
     return found
+
+
+def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """By part: all, those that do not loop, those that do, and the categories of the former."""
+    straight = [row for row in rows if not row["loops"]]
+    parts: dict[str, list[dict[str, Any]]] = {"all that do not loop": straight, ALL: [*rows]}
+    parts[LOOPS] = [row for row in rows if row["loops"]]
+    for row in straight:
+        parts.setdefault(row["category"], []).append(row)
+    return {name: summary(part) for name, part in parts.items() if part}
+
+
+def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[str]:
+    """`auto` over the others, and what was predicted beside what was measured."""
+    sides = list(found[ALL]["decoding"]["tokens_per_second"])
+    against = [name for name in sides if name != "auto"] if "auto" in sides else []
+    lines = table(
+        ["part", "prompts", "tokens", "copied", "identical",
+         *(f"auto over {name}, decoding" for name in against)],
+        [
+            [name, str(own["prompts"]), str(own["tokens"]), f"{own['copied_share']:.0%}",
+             str(own["identical"]),
+             *(f"{own['decoding'][f'auto_over_{side}']:.3f}" for side in against)]
+            for name, own in found.items()
+        ],
+    )  # fmt: skip
+    if not comparison:
+        return lines
+    off = [abs(row["off"]) for row in comparison]
+    lines += ["", f"Predicted within 5 %: {sum(each <= 0.05 for each in off)} of {len(off)}, mean "
+              f"{np.mean(off):.1%}, most {max(off):.1%}.", ""]  # fmt: skip
+    return lines + table(
+        ["part", "drafts", "predicted over none", "measured", "off"],
+        [
+            [row["part"], row["side"], f"{row['predicted']:.3f}", f"{row['measured']:.3f}",
+             f"{row['off']:+.1%}"]
+            for row in comparison
+        ],
+    )  # fmt: skip
 
 
 def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict[str, Any]:
@@ -185,7 +226,7 @@ def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict
     last = found["results"][-1]  # with the draft vocabulary
     names = {name: f"{name}_speed_up" for name in SIDES[1:]}
     return {
-        part: {side: own[name] for side, name in names.items()}
+        part: {side: own[name] for side, name in names.items() if side in given.sides}
         for part, own in {ALL: last, **last["by_category"]}.items()
     }
 
@@ -197,7 +238,7 @@ def compared(
     rows = []
     for part in parts:
         speeds = found[part]["decoding"]["tokens_per_second"]
-        for side in SIDES[1:]:
+        for side in said[part]:
             real = speeds[side] / speeds["plain"]
             rows.append({
                 "part": part, "side": side, "predicted": said[part][side], "measured": real,
@@ -232,40 +273,21 @@ def main() -> None:
         before = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
         said = predicted([before[prompt.id] for prompt in prompts], arguments)
     answer(sides, prompts[0])  # warms up
-    rows = []
+    head, rows, found = shipped_head(), list[dict[str, Any]](), dict[str, Any]()
+    comparison: list[dict[str, Any]] = []
     for row in measure(sides, prompts):
         rows.append(row)
-        if arguments.out:  # a run that is cut off has shown something
-            known = {"rows": rows, "said": said}
-            arguments.out.write_text(json.dumps(known) + "\n")
-    straight = [row for row in rows if not row["loops"]]
-    parts = {"all that do not loop": straight, ALL: rows}
-    parts[LOOPS] = [row for row in rows if row["loops"]]
-    parts |= {name: [r for r in straight if r["category"] == name] for name in groups}
-    found = {name: summary(part) for name, part in parts.items() if part}
-    against = [name for name in names if name != "auto"]
-    print(f"{'':<22}prompts  copied  identical  decoding: auto over {', '.join(against)}")
-    for name, own in found.items():
-        speeds = "  ".join(f"{own['decoding'][f'auto_over_{side}']:.3f}" for side in against)
-        print(
-            f"{name:<22}{own['prompts']:7d} {own['copied_share']:7.0%} {own['identical']:10d}  "
-            f"{speeds}"
-        )
-    comparison = compared(said, found, [part for part in said if part in found])
-    for row in comparison:
-        print(
-            f"{row['part']:<22}{row['side']:<8} predicted {row['predicted']:.3f}, measured "
-            f"{row['measured']:.3f} ({row['off']:+.1%})"
-        )
-    if arguments.out:
-        head = shipped_head()
-        document = {
-            "summary": found, "predicted": comparison, "rows": rows, "weights": arguments.weights,
-            "max_tokens": arguments.max_tokens, "head": head_digest(head) if head else None,
-            "torch": torch.__version__, "threads": torch.get_num_threads(),
-            "python": platform.python_version(), "load_average": os.getloadavg(),
-        }  # fmt: skip
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+        found = summaries(rows)
+        comparison = compared(said, found, [part for part in said if part in found])
+        if arguments.out:
+            document = {
+                "summary": found, "predicted": comparison, "said": said, "rows": rows,
+                "weights": arguments.weights, "max_tokens": arguments.max_tokens,
+                "head": head_digest(head) if head else None,
+            }  # fmt: skip
+            title = "Drafts from the context beside the head, CPU"
+            save(arguments.out, title, document, tables(found, comparison))
+    print("\n".join(tables(found, comparison)))
 
 
 if __name__ == "__main__":

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -26,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
+from result_files import save, table
 
 from headstart.data.conversations import Conversation, read_conversations
 from headstart.demo.shipped import shipped_vocab
@@ -162,16 +160,35 @@ def main() -> None:
         asked = [own[number % len(own)] for own in by_category.values()]
         asked = asked[number % len(asked) :] + asked[: number % len(asked)]
         starts.append(start(number, folder, asked, arguments))
-    found = summary(starts, [str(k) for k in arguments.drafts])
+        found = summary(starts, [str(k) for k in arguments.drafts])
+        if arguments.out:
+            document = {
+                "summary": found,
+                "starts": starts,
+                "weights": arguments.weights,
+                "max_tokens": arguments.max_tokens,
+            }
+            title = "`auto` on a CPU over many starts, half of them on a busy machine"
+            save(arguments.out, title, document, tables(found, starts))
     print(json.dumps({name: value for name, value in found.items() if name != "by_start"}))
-    if arguments.out:
-        document = {
-            "summary": found, "starts": starts, "weights": arguments.weights,
-            "max_tokens": arguments.max_tokens, "torch": torch.__version__,
-            "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        }  # fmt: skip
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def tables(found: dict[str, Any], starts: Sequence[dict[str, Any]]) -> list[str]:
+    """`auto` over the best fixed K, of all starts together and of each."""
+    speeds = ", ".join(f"{k} {speed:.1f}" for k, speed in found["tokens_per_second"].items())
+    rows = [
+        [str(number), "yes" if each["busy"] else "no",
+         *(f"{speed:.1f}" for speed in each["tokens_per_second"].values()), f"{ratio:.3f}"]
+        for number, (each, ratio) in enumerate(zip(starts, found["by_start"], strict=True), 1)
+    ]  # fmt: skip
+    names = [*starts[0]["tokens_per_second"]]
+    return [
+        f"Tokens/s over {len(starts)} starts: {speeds}. The best fixed K is {found['best_fixed']}; "
+        f"`auto` has {found['auto_over_best']:.3f} of it, at least {found['least']:.3f} in a "
+        f"start, and {found['mean_over_best_of_each_start']:.3f} of the best K of each start.",
+        "",
+        *table(["start", "busy", *names, "auto over the best K"], rows),
+    ]
 
 
 if __name__ == "__main__":

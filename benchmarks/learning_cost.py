@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from learning_curve import _cpu
 from learning_kinds import Asked, requests
+from learning_server import cpu_name
 
 from headstart.demo.unpacked import ready
 from headstart.processes import python_command
@@ -141,7 +141,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             server.stop()
     found = json.loads(status.read_text())
     return {
-        **result, "share": arguments.share, "streams": arguments.streams, "cpu": _cpu(),
+        **result, "share": arguments.share, "streams": arguments.streams, "cpu": cpu_name(),
         "cores": os.cpu_count(), "let_run": found["share"], "steps": found["steps"],
     }  # fmt: skip
 

@@ -18,107 +18,24 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
-from learning_kinds import KINDS, Asked, requests
+from learning_kinds import Asked, requests
+from learning_report import MT_BENCH, write
+from learning_server import Answered, Server, cpu_name, lengths
 
+from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
 from headstart.processes import python_command
 
-MT_BENCH = "MT-Bench"
-_AT_ONCE = 16
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
-_HTTP = httpx.Client(timeout=600)
-
-
-@dataclass
-class Answered:
-    """One measured answer."""
-
-    kind: str
-    prompt: list[int]
-    answer: list[int]
-    rounds: int
-    accepted: int
-    finish_reason: str
-    text: str
-
-
-class Server:
-    """`headstart serve` with `--learn`, in a process of its own."""
-
-    def __init__(self, model: Path, folder: Path, base: Path, log: Path, flags: Sequence[str]):
-        self._log = open(log, "a", encoding="utf-8")  # noqa: SIM115
-        command = python_command(
-            "headstart", "serve", str(model), "--port", "0", "--learn", str(folder),
-            "--learn-base", str(base), "--speculate", "3", "--max-running-requests", "16",
-            "--max-model-len", "2048", "--no-prefix-caching", *flags,
-        )  # fmt: skip
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.url = self._wait()
-
-    def _wait(self) -> str:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._note(line)
-            if "ready at " in line:
-                import threading
-
-                threading.Thread(target=self._follow, daemon=True).start()
-                return line.split("ready at ")[1].split(",")[0].strip()
-        raise SystemExit("the server ended before it was ready")
-
-    def _follow(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self._note(line)
-
-    def _note(self, line: str) -> None:
-        self._log.write(line)
-        self._log.flush()
-        if "learning:" in line:
-            print(line.rstrip(), flush=True)
-
-    def ask(self, asked: Asked, max_tokens: int, *, is_kept: bool) -> Answered:
-        body = {
-            "model": "default", "messages": [{"role": "user", "content": asked.text}],
-            "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True,
-            "headstart": {"learn": is_kept, "statistics": True, "speculate": 3},
-        }  # fmt: skip
-        found = _HTTP.post(f"{self.url}/v1/chat/completions", json=body).raise_for_status().json()
-        choice, stats = found["choices"][0], found["headstart"]["statistics"]
-        return Answered(
-            asked.kind, found["prompt_token_ids"], choice["token_ids"], stats["rounds"],
-            stats["accepted_tokens"], choice["finish_reason"], choice["message"]["content"],
-        )  # fmt: skip
-
-    def ask_all(self, asked: Sequence[Asked], tokens: int, *, is_kept: bool) -> list[Answered]:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            return list(pool.map(lambda one: self.ask(one, tokens, is_kept=is_kept), asked))
-
-    def stop(self) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
-
-
-def lengths(answers: Sequence[Answered]) -> dict[str, float]:
-    """Acceptance length of each kind, as the server counted."""
-    result = {}
-    for kind in dict.fromkeys(answer.kind for answer in answers):
-        own = [answer for answer in answers if answer.kind == kind]
-        rounds = sum(answer.rounds for answer in own)
-        result[kind] = 1 + sum(answer.accepted for answer in own) / rounds
-    return result
 
 
 def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
@@ -178,7 +95,7 @@ def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> l
     result = []
     for head in heads:
         training.serve(head)
-        found = training.walk(records, is_serving=True)
+        found = training.walk(records, share=0.0)
         kinds = dict.fromkeys(answer.kind for answer in answers)
         result.append({k: length([w for w in found.values() if w.kind == k]) for k in kinds})
     return result
@@ -244,67 +161,19 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "minutes": arguments.minutes, "served": len(served), "measured": len(measured),
         "max_tokens": arguments.max_tokens, "traffic_seconds": traffic,
+        "base": Dataset.open(work / "base").header.counts,
         "same_texts": sum(a.answer == b.answer for a, b in zip(before, after, strict=True)),
         "before": lengths(before), "after": lengths(after), "curve": points,
         "learner": {k: status[k] for k in ("steps", "seconds", "trained_tokens", "checks", "swaps",
                                            "rollbacks", "train", "heldout")},
-        "cpu": _cpu(), "cores": os.cpu_count(), "python": sys.version.split()[0],
+        "cpu": cpu_name(), "cores": os.cpu_count(), "python": sys.version.split()[0],
         "command": "python benchmarks/learning_curve.py " + " ".join(
             f"--{k.replace('_', '-')} {v}" for k, v in (
                 ("served", arguments.served), ("measured", arguments.measured),
-                ("num_questions", arguments.num_questions), ("minutes", f"{arguments.minutes:g}"))
+                ("num_questions", arguments.num_questions), ("max_tokens", arguments.max_tokens),
+                ("minutes", f"{arguments.minutes:g}"))
         ),
     }  # fmt: skip
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
-def write(result: dict[str, Any], out: Path) -> None:
-    """JSON, a page with the curve, and a Markdown page."""
-    from headstart.report.page import Page
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    kinds = [*KINDS, MT_BENCH]
-    page = Page("Learning while serving", f"{result['cpu']}, {result['cores']} cores")
-    page.line_chart(
-        "Acceptance length at K = 3 on requests that were never served",
-        {k: [(p["minutes"], p[k]) for p in result["curve"]] for k in kinds},
-        "minutes of learning", "acceptance length",
-    )  # fmt: skip
-    rows = [[k, result["before"][k], result["after"][k], _gain(result, k)] for k in kinds]
-    page.table(["kind", "before", "after", "gain"], rows)
-    page.json("result", result)
-    page.write(out.with_suffix(".html"))
-    lines = [
-        "# Learning while serving: the demo's model on a CPU", "",
-        f"{result['cpu']}, {result['cores']} cores; {result['served']} served requests, "
-        f"{result['measured']} measured ones, answers of at most {result['max_tokens']} tokens, "
-        "greedy, K = 3, whole vocabulary.",
-        f"{result['minutes']:g} minutes of learning without traffic: "
-        f"{result['learner']['steps']} steps, {result['learner']['swaps']} swaps, "
-        f"{result['learner']['rollbacks']} rollbacks. Texts before and after: "
-        f"{result['same_texts']} of {result['measured']} identical.", "",
-        f"`{result['command']}`", "",
-        "## As the server counted, before and after", "",
-        "| kind | before | after | gain |", "|---|---|---|---|",
-        *(f"| {k} | {result['before'][k]:.3f} | {result['after'][k]:.3f} | {_gain(result, k)} |"
-          for k in kinds), "",
-        "## Curve: the simulator on the same answers, for every head that served", "",
-        f"| minutes | head | {' | '.join(kinds)} |", "|---" * (2 + len(kinds)) + "|",
-        *(f"| {p['minutes']:.1f} | {p['head']} | " + " | ".join(f"{p[k]:.3f}" for k in kinds) + " |"
-          for p in result["curve"]), "",
-    ]  # fmt: skip
-    out.with_suffix(".md").write_text("\n".join(lines))
-
-
-def _gain(result: dict[str, Any], kind: str) -> str:
-    return f"{result['after'][kind] / result['before'][kind] - 1:+.1%}"
 
 
 def main() -> None:

@@ -43,10 +43,10 @@ _CLIENTS, _PROMPTS, _TOKENS = 4, 400, 32
 class Clients:
     """Threads that ask until they are told to end; what is wrong is kept."""
 
-    def __init__(self, url: str, following: list[int], active: int):
+    def __init__(self, url: str, following: list[int], active: int, patience: float):
         self.url, self._following, self._active = url, following, active
         self._seeded: dict[int, list[int]] = {}
-        self._http = httpx.Client(timeout=300)
+        self._http = httpx.Client(timeout=patience)
         self.num_answers = self.num_aborted = 0
         self.wrong: list[str] = []
         self._end = threading.Event()
@@ -66,6 +66,7 @@ class Clients:
                 self._ask(draw)
             except (httpx.HTTPError, AssertionError) as error:
                 self.wrong.append(repr(error)[:200])
+                print(time.strftime("%H:%M:%S"), "wrong:", self.wrong[-1], flush=True)
 
     def _ask(self, draw: random.Random) -> None:
         number = draw.randrange(_PROMPTS)
@@ -135,7 +136,7 @@ def soak(model: Path, folder: Path, given: argparse.Namespace) -> list[str]:
     while not serving.state.worker.is_ready:
         time.sleep(0.2)
     agreement = agreement_of(model)
-    clients = Clients(serving.url, agreement.following.tolist(), given.active)
+    clients = Clients(serving.url, agreement.following.tolist(), given.active, given.patience)
     forced, began = 0, time.monotonic()
     try:
         while time.monotonic() - began < 60 * given.minutes:
@@ -167,6 +168,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between forced swaps")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds a client waits")
     parser.add_argument("--active", type=int, default=240, help="prompts are drawn from so many")
     parser.add_argument("--noise", type=float, default=1.0, help="in the weak head, by tensor")
     parser.add_argument("--kv-bytes", type=int, default=None, help="little: with preemptions")

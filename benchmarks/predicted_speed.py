@@ -14,17 +14,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
+from result_files import save, table
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
@@ -63,8 +61,12 @@ class Speed:
 def ask(
     engine: Engine, questions: Sequence[Conversation], params: SamplingParams, requests: int
 ) -> tuple[Speed, list[Result]]:
-    """All questions, so many at a time; the next one starts when one has ended."""
-    waiting, ids, speed = list(questions), list[str](), Speed()
+    """All questions, so many at a time; the next one starts when one has ended.
+
+    Fewer questions than requests come several times: a batch is to be full.
+    """
+    count = max(len(questions), requests)
+    waiting, ids, speed = [*islice(cycle(questions), count)], list[str](), Speed()
     while waiting or engine.has_work:
         running = engine.scheduler.running
         while waiting and len(running) + len(engine.scheduler.waiting) < requests:
@@ -109,7 +111,7 @@ def compare(
     records: list[Record] = []
     for questions in groups.values():
         _, results = ask(engine, questions, plain, requests)
-        for result, question in zip(results, questions, strict=True):
+        for result, question in zip(results, questions, strict=False):
             records.append(record(result, question, len(records), plain))
     started = time.perf_counter()
     found = open_prediction(
@@ -181,25 +183,45 @@ def main() -> None:
         own = groups.setdefault(question.category, [])
         if len(own) < arguments.each:
             own.append(question)
-    folder = ready()
-    rows = [
-        row
-        for weights in arguments.weights
-        for requests in arguments.requests
-        for row in compare(folder, weights, requests, groups, arguments)
-    ]
+    folder, head, rows = ready(), shipped_head(), list[dict[str, Any]]()
+    for weights in arguments.weights:
+        for requests in arguments.requests:
+            rows += compare(folder, weights, requests, groups, arguments)
+            if arguments.out:
+                document = {
+                    "rows": rows,
+                    "max_tokens": arguments.max_tokens,
+                    "each": arguments.each,
+                    "head": head_digest(head) if head else None,
+                }
+                title = "Predicted and measured speed of the demo's head, CPU"
+                save(arguments.out, title, document, tables(rows))
+    print(about(rows))
+
+
+def about(rows: Sequence[dict[str, Any]]) -> str:
     off = [abs(row["off"]) for row in rows]
     within = sum(each <= 0.05 for each in off)
-    print(f"within 5 %: {within} of {len(rows)}; mean {np.mean(off):.1%}, most {max(off):.1%}")
-    if arguments.out:
-        head = shipped_head()
-        document = {
-            "rows": rows, "max_tokens": arguments.max_tokens, "each": arguments.each,
-            "head": head_digest(head) if head else None, "torch": torch.__version__,
-            "threads": torch.get_num_threads(), "python": platform.python_version(),
-            "load_average": os.getloadavg(),
-        }  # fmt: skip
-        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+    return f"within 5 %: {within} of {len(rows)}; mean {np.mean(off):.1%}, most {max(off):.1%}"
+
+
+def tables(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """One table for each format of weights and number of requests."""
+    ways = [*map(str, DRAFTS), AUTO]
+    lines = [about(rows) + ". Cells: predicted / measured (off).", ""]
+    for weights, requests in dict.fromkeys((row["weights"], row["requests"]) for row in rows):
+        own = [row for row in rows if (row["weights"], row["requests"]) == (weights, requests)]
+        by_place = {(row["category"], row["drafts"]): row for row in own}
+        cells = [
+            [name, *(
+                f"{row['predicted']:.2f} / {row['measured']:.2f} ({row['off']:+.1%})"
+                for row in (by_place[name, way] for way in ways)
+            )]
+            for name in dict.fromkeys(row["category"] for row in own)
+        ]  # fmt: skip
+        lines += [f"## {weights}, requests at once: {requests}", ""]
+        lines += [*table(["category", *(f"K = {way}" for way in ways)], cells), ""]
+    return lines
 
 
 if __name__ == "__main__":

@@ -159,6 +159,7 @@ def speculation_json(found: Speculation | None) -> dict[str, Any] | None:
         **asdict(found),
         "acceptance_length": found.acceptance_length,
         "draft_acceptance_rate": found.draft_acceptance_rate,
+        "copied_share": found.copied_share,
         "cumulative_acceptance": list(found.cumulative),
         "conditional_acceptance": list(found.conditional),
     }

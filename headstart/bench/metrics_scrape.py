@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headstart.bench.records import Speculation
 
 _LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _POSITION = re.compile(r'position="(\d+)"')
+_COPIED = re.compile(r'source="context"')
 _DRAFTED, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 
 
@@ -27,6 +28,7 @@ class Names:
     has_plain_rounds: bool = False
     draft_tokens: str | None = f"{_DRAFTED}_total"
     accepted_tokens: str | None = f"{_ACCEPTED}_total"
+    accepted_by_source: str | None = None
     drafted_per_depth: str | None = None
     accepted_per_depth: str | None = f"{_ACCEPTED}_per_pos_total"
     output_tokens: str | None = None
@@ -44,6 +46,7 @@ class Names:
 
 ENGINES = (
     Names("headstart", "headstart:", rounds="decode_rounds_total", has_plain_rounds=True,
+          accepted_by_source=f"{_ACCEPTED}_by_source_total",
           drafted_per_depth=f"{_DRAFTED}_per_pos_total"),
     Names("vllm", "vllm:"),
     # SGLang counts rounds only: acceptance follows from the tokens that were made in them.
@@ -57,16 +60,18 @@ ENGINES = (
 
 @dataclass(frozen=True)
 class Counters:
-    """Sums over all labels, and by position where a counter has that label."""
+    """Sums over all labels, by position where a counter has that label, and of copies alone."""
 
     sums: Mapping[str, float]
     by_position: Mapping[str, Mapping[int, float]]
+    copied: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_counters(exposition: str) -> Counters:
     """Of the Prometheus text format; lines that are no samples are passed over."""
     sums: dict[str, float] = {}
     by_position: dict[str, dict[int, float]] = {}
+    copied: dict[str, float] = {}
     for line in exposition.splitlines():
         found = _LINE.match(line)
         if found is None:
@@ -80,7 +85,9 @@ def read_counters(exposition: str) -> Counters:
         if position is not None:
             depths = by_position.setdefault(name, {})
             depths[int(position[1])] = depths.get(int(position[1]), 0.0) + value
-    return Counters(sums, by_position)
+        if _COPIED.search(labels or ""):
+            copied[name] = copied.get(name, 0.0) + value
+    return Counters(sums, by_position, copied)
 
 
 EMPTY = Counters({}, {})  # of a server that has counted nothing yet
@@ -116,11 +123,13 @@ def went_back(before: Counters, after: Counters) -> bool:
 
 
 def _difference(names: Names, before: Counters, after: Counters) -> Speculation | None:
-    def total(name: str | None) -> int | None:
-        if name is None or names.prefix + name not in after.sums:
+    def total(name: str | None, *, copied: bool = False) -> int | None:
+        now = after.copied if copied else after.sums
+        then = before.copied if copied else before.sums
+        full = names.prefix + (name or "")
+        if name is None or full not in now:
             return None
-        full = names.prefix + name
-        return round(after.sums[full] - before.sums.get(full, 0.0))
+        return round(now[full] - then.get(full, 0.0))
 
     def depths(name: str | None) -> tuple[int, ...]:
         full = names.prefix + (name or "")
@@ -141,6 +150,7 @@ def _difference(names: Names, before: Counters, after: Counters) -> Speculation 
         has_plain_rounds=names.has_plain_rounds,
         draft_tokens=total(names.draft_tokens),
         accepted_tokens=total(names.accepted_tokens),
+        copied_tokens=total(names.accepted_by_source, copied=True),
         drafted_per_depth=drafted,
         accepted_per_depth=accepted,
         output_tokens=total(names.output_tokens),

@@ -58,6 +58,7 @@ class Speculation:
     has_plain_rounds: bool = False  # whether `rounds` has those without drafts in it
     draft_tokens: int | None = None
     accepted_tokens: int | None = None  # recovered and bonus tokens are not among them
+    copied_tokens: int | None = None  # of these, drafts that were copied from the context
     drafted_per_depth: tuple[int, ...] = ()
     accepted_per_depth: tuple[int, ...] = ()
     tried_per_depth: tuple[int, ...] = ()  # drafted there, and everything before it accepted
@@ -78,6 +79,13 @@ class Speculation:
         if not self.draft_tokens or self.accepted_tokens is None:
             return None
         return self.accepted_tokens / self.draft_tokens
+
+    @property
+    def copied_share(self) -> float | None:
+        """Of all accepted drafts, those that were copied from the context."""
+        if not self.accepted_tokens or self.copied_tokens is None:
+            return None
+        return self.copied_tokens / self.accepted_tokens
 
     @property
     def cumulative(self) -> tuple[float, ...]:

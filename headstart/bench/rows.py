@@ -79,15 +79,24 @@ def comparison_rows(document: dict[str, Any]) -> Rows:
 
 
 def acceptance_rows(document: dict[str, Any]) -> Rows:
-    rows: Rows = [
-        [*_first(document), "acceptance length", "cumulative", "conditional", "read from"]
+    # None: SGLang counts rounds only
+    cells = [
+        cell
+        for cell in in_order(document)
+        if cell["speculation"] is not None and cell["speculation"]["draft_tokens"] != 0
     ]
-    for cell in in_order(document):
+    # Older reports and other engines do not say what was copied.
+    copies = any(cell["speculation"].get("copied_tokens") for cell in cells)
+    rows: Rows = [
+        [*_first(document), "acceptance length", *(["of drafts copied"] if copies else []),
+         "cumulative", "conditional", "read from"]
+    ]  # fmt: skip
+    for cell in cells:
         found = cell["speculation"]
-        if found is None or found["draft_tokens"] == 0:  # None: SGLang counts rounds only
-            continue
+        share = found.get("copied_share")
+        copied = [None if share is None else f"{100 * share:.0f} %"] if copies else []
         rows.append([
-            cell["variant"], load_name(cell), found["acceptance_length"],
+            cell["variant"], load_name(cell), found["acceptance_length"], *copied,
             rates(found["cumulative_acceptance"]), rates(found["conditional_acceptance"]),
             found["source"],
         ])  # fmt: skip

@@ -121,6 +121,8 @@ SHAPES_AUTUMN: dict[str, dict[str, Any]] = {
         "topk_group": 4,
         "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
+        "expert_swiglu_limit_list": [0.0] * 35 + [4.0] * 7,
+        "share_expert_swiglu_limit_list": [0.0] * 34 + [5.0] * 6 + [7.0] * 2,
     },
     # sizes of Ling-mini-2.0; releases of this size declare no head, larger ones do
     "ling-mini-2": {

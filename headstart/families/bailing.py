@@ -110,6 +110,7 @@ V2 = Family(
         "bailing_hybrid": "Ling 2.5 and 2.6",
     },
     block_kind="moe",
+    is_complete=True,
     runtime=Runtime(
         model_types=("bailing_moe", "bailing_moe_v2"),
         defaults={

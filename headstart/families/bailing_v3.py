@@ -119,7 +119,17 @@ def _v3_normalised(fields: Fields) -> Fields:
         "linear_lower_bound": fields.get("kda_lower_bound") if fields["kda_safe_gate"] else None,
         "gates_heads": gates == "head_wise",
     }
-    return {**found, **shared_width_of_all(fields)}
+    return {**found, **_v3_limits(fields), **shared_width_of_all(fields)}
+
+
+def _v3_limits(fields: Fields) -> Fields:
+    """Limits of inner products by layer, of routed and shared experts; dense layers have none."""
+    shared = list(fields.get("share_expert_swiglu_limit_list") or [])
+    num_dense = min(int(fields.get("first_k_dense_replace") or 0), len(shared))
+    return {
+        "swiglu_limits": fields.get("expert_swiglu_limit_list"),
+        "swiglu_limits_shared": [0.0] * num_dense + shared[num_dense:],
+    }
 
 
 _V3_ROOTS = ("model.", "model.language_model.", "language_model.model.")
@@ -183,6 +193,9 @@ V3 = Family(
     notes=(
         "the fusion projection may be quantised",
         "gated_attention_proj_granularity_type: one gate for each head, or for each channel",
+        "late layers limit their experts' inner products (expert_swiglu_limit_list, "
+        "share_expert_swiglu_limit_list), behind the activation; transformers 5.22.2 leaves that "
+        "out, and vLLM 0.32.0 limits routed experts before it",
         "SGLang ignores names that begin with model.mtp",
         "Ling-3.0-tiny declares 0 modules: it has no head",
         NORM_HEAD,

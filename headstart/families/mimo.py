@@ -1,4 +1,4 @@
-"""MiMo-7B (also what Llama and Qwen2 trunks become when a head is grafted) and MiMo-V2."""
+"""MiMo-7B (also what Llama, Qwen2 and Mistral trunks become with a grafted head) and MiMo-V2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama and Qwen2: trunks that the engine runs and for which no head is published.
+"""Llama, Qwen2 and Mistral: trunks that the engine runs and for which no head is published.
 
 `headstart graft` gives them a head in the layout of a family, which engines serve.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headstart.errors import UnsupportedFamily
+from headstart.families.dims import Fields
 from headstart.families.runtime import Runtime
 
 
@@ -37,5 +39,33 @@ QWEN2 = PlainTrunk(
             "rms_norm_eps": 1e-6,
         },
         fixed={"attention_bias": True},
+    ),
+)
+
+
+def _without_window(fields: Fields) -> Fields:
+    """Mistral slides over 4096 tokens where its config is silent, and never where it says null."""
+    window, longest = fields.get("sliding_window", 4096), fields["max_position_embeddings"]
+    if isinstance(window, int) and isinstance(longest, int) and window < longest:
+        raise UnsupportedFamily(
+            f"this Mistral attends to the last {window} of {longest} tokens (sliding_window); "
+            "grafted heads have no window. Releases from 7B v0.2 on, whose config says null, "
+            "are taken."
+        )
+    return {}
+
+
+MISTRAL = PlainTrunk(
+    model_type="mistral",
+    grafted_as="mimo",
+    runtime=Runtime(
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+        },
+        fixed={"attention_bias": False},
+        normalise=_without_window,
+        has_windows=False,
     ),
 )

@@ -9,7 +9,7 @@ from importlib import import_module
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.dims import Fields
-from headstart.families.plain import LLAMA, QWEN2, PlainTrunk
+from headstart.families.plain import LLAMA, MISTRAL, QWEN2, PlainTrunk
 from headstart.families.runtime import Runtime
 
 # module of headstart.families : attribute; more specific families first
@@ -54,7 +54,7 @@ _FAMILIES = (
 )
 
 # model_type -> a trunk without a published head
-PLAIN_TRUNKS: dict[str, PlainTrunk] = {trunk.model_type: trunk for trunk in (LLAMA, QWEN2)}
+PLAIN_TRUNKS: dict[str, PlainTrunk] = {trunk.model_type: trunk for trunk in (LLAMA, QWEN2, MISTRAL)}
 # model_type of such a trunk -> the family whose layout a grafted head gives it
 GRAFTED_AS = {name: trunk.grafted_as for name, trunk in PLAIN_TRUNKS.items()}
 
@@ -69,6 +69,7 @@ WITHOUT_HEAD: dict[str, str] = {
     "muse_glimmer": "Muse Glimmer has no head; its assistant is a DFlash drafter.",
     "cohere2_moe": "Cohere's MoE models ship without a head.",
     "solar_open": "Solar Open ships without a head.",
+    "qwen3_moe": "Qwen3-MoE ships without a head, and `graft` makes none for its experts.",
     "youtu": "Youtu-LLM ships without a head.",
     "kimi_linear": "Kimi-Linear ships without a head.",
     "deepseek_v41": "DeepSeek-V4.1 ships a DSpark drafter below mtp.*, not a head.",
@@ -76,7 +77,6 @@ WITHOUT_HEAD: dict[str, str] = {
     "axk1": "A.X-K1 ships without a head, although its config may declare one.",
     "llama4": f"Llama 4 {_EAGLE}.",
     "llama4_text": f"Llama 4 {_EAGLE}.",
-    "mistral": f"Mistral {_EAGLE}.",
     "mistral3": f"Mistral {_EAGLE}.",
 }
 

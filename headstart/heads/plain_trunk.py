@@ -28,6 +28,7 @@ def described_as(model: Checkpoint, layout: Family) -> Config:
     raw = copy.deepcopy(model.config.raw)
     _check_sizes(model, raw)
     runtime = PLAIN_TRUNKS[model.config.model_type].runtime
+    runtime.complete(raw)  # refuses what the layout cannot say
     if raw.get("mlp_bias") or (runtime.output_bias and raw.get("attention_bias")):
         raise UnsupportedFamily(
             f"{model.folder} has biases (mlp_bias or attention_bias) that the {layout.name} layout "

@@ -62,7 +62,7 @@ def make_loop(task: Task, tell: Tell) -> LearningLoop:
     vocab = served_vocab(Path(task.vocab) if task.vocab else None)
     training = make(
         checkpoint, head, options, state_bytes=_STATE_BYTES,
-        draft_vocab=None if vocab is None else vocab.ids,
+        draft_vocab=None if vocab is None else vocab.ids, warm_up=task.warm_up,
     )  # fmt: skip
     store = Store(folder.texts, task.max_bytes)
     assert options.batch_tokens is not None

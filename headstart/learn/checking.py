@@ -11,9 +11,12 @@ from headstart.learn.certainty import Gain, Walked, compare, first_rate
 if TYPE_CHECKING:
     from headstart.data.records import Record
 
-# What walks records: the head that learns, or the one that serves.
-Walk = Callable[[Sequence["Record"]], Mapping[str, Walked]]
+# What walks records with the head at this share of the way to the learned one; 0: the serving one.
+Walk = Callable[[Sequence["Record"], float], Mapping[str, Walked]]
 WORST_ON_BASE = 0.01  # of the acceptance length, that what was known may lose
+# Of the way from the serving head to the learned one. Half of it loses less than half of what was
+# known and keeps more than half of what was gained.
+SHARES = (1.0, 0.75, 0.5, 0.25)
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Verdict:
     base: Gain
     by_kind: dict[str, tuple[float, float]]  # lengths of recent answers, old and new
     first_gain: float = 0.0  # of the rate of first drafts, recent: what can be seen live
+    share: float = 1.0  # of the way from the serving head to the learned one
 
     @property
     def is_accepted(self) -> bool:
@@ -33,9 +37,10 @@ class Verdict:
     def reason(self) -> str:
         """In words, for the log."""
         recent, base = self.recent, self.base
+        part = "" if self.share == 1 else f"{self.share:.0%} of the way: "
         said = (
-            f"{recent.old:.3f} -> {recent.new:.3f} on {recent.answers} recent held-out answers "
-            f"({recent.value:+.1%}, 95 % certain of {recent.low:+.1%}), "
+            f"{part}{recent.old:.3f} -> {recent.new:.3f} on {recent.answers} recent held-out "
+            f"answers ({recent.value:+.1%}, 95 % certain of {recent.low:+.1%}), "
             f"{base.old:.3f} -> {base.new:.3f} on {base.answers} of the base ({base.value:+.1%})"
         )
         if not recent.is_better:
@@ -48,6 +53,7 @@ class Verdict:
         return {
             "is_accepted": self.is_accepted, "reason": self.reason, "recent": asdict(self.recent),
             "base": asdict(self.base), "first_gain": self.first_gain,
+            "share": self.share,
             "by_kind": {k: list(v) for k, v in self.by_kind.items()},
         }  # fmt: skip
 
@@ -68,15 +74,19 @@ class Checker:
         """Another head serves: the one that was checked last, or any other."""
         self._serving = self._learned if is_learned else {}
 
-    def check(
-        self, recent: Sequence[Record], base: Sequence[Record], *, serving: Walk, learned: Walk
-    ) -> Verdict:
+    def check(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> Verdict:
+        """Of the head nearest to the learned one that keeps what was known."""
         records = [*recent, *base]
-        self._serving |= serving([r for r in records if r.id not in self._serving])
+        self._serving |= walk([r for r in records if r.id not in self._serving], 0.0)
         self._first = {
             r.id: self._serving[r.id] for r in base if r.id in self._serving
         } | self._first
-        found = self._learned = dict(learned(records))
+        for share in SHARES:
+            found = dict(walk(base, share))
+            if not _gain(base, self._first, found).is_worse_by(WORST_ON_BASE):
+                break
+        found |= walk(recent, share)
+        self._learned = found
         gains = [_gain(recent, self._serving, found), _gain(base, self._first, found)]
         kinds = sorted({record.category for record in recent})
         by_kind = {}
@@ -86,7 +96,8 @@ class Checker:
         names = [r.id for r in recent if r.id in found and r.id in self._serving]
         before = first_rate([self._serving[name] for name in names])
         after = first_rate([found[name] for name in names])
-        return Verdict(gains[0], gains[1], by_kind, after / before - 1 if before else 0.0)
+        first_gain = after / before - 1 if before else 0.0
+        return Verdict(gains[0], gains[1], by_kind, first_gain, share)
 
 
 def _gain(

@@ -31,11 +31,11 @@ class DivergingTraining(HeadTraining):
 class WorseTraining(HeadTraining):
     """What is written is not what was checked."""
 
-    def write(self, out: Path, details: dict[str, Any]) -> None:
+    def write(self, out: Path, details: dict[str, Any], share: float = 1.0) -> None:
         with torch.no_grad():
             for parameter in self._mean.parameters.values():
                 parameter.add_(torch.randn_like(parameter) * 3 * parameter.abs().mean())
-        super().write(out, details)
+        super().write(out, details, share)
 
 
 def training_class(fault: str | None) -> type[HeadTraining]:

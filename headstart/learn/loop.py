@@ -29,12 +29,12 @@ Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
 FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
 _RECENT = 64  # held-out answers that heads are compared on, newest first
 _BASE = 64
-_REFRESH_SECONDS = 5.0
+_REFRESH_SECONDS = 1.0
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
 _LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
 _WAKING = 0.1  # of the texts at rest, that must be new to learn again
-_MOST_BASE = 0.6
+_MOST_BASE, _MORE_BASE = 0.6, 0.1  # of the tokens of a step; added where what was known suffers
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class LearningLoop:
         self._seen: set[int] = set()  # tokens of all answers
         self._count_tokens(base.train)
         self._offered: Path | None = None
+        self._offered_share = 1.0  # of the way to the learned head
 
     @property
     def is_waiting(self) -> bool:
@@ -94,7 +95,7 @@ class LearningLoop:
         """The server serves this head: the one that was offered, or (again) another one."""
         is_offered = head == self._offered
         if is_offered:
-            self._training.adopt()
+            self._training.adopt(self._offered_share)
         else:
             self._training.serve(head)
         self._checker.swapped(is_learned=is_offered)
@@ -157,15 +158,15 @@ class LearningLoop:
     def _check(self) -> None:
         started = self._clock()
         recent, base = self._compared()
-        verdict = self._checker.check(
-            recent, base, learned=self._training.walk,
-            serving=lambda records: self._training.walk(records, is_serving=True),
-        )  # fmt: skip
+        verdict = self._checker.check(recent, base, self._training.walk)
         self._check_seconds, self._trained_seconds = self._clock() - started, 0.0
         self._tell("checked", {"steps": self._training.num_steps, **verdict.as_json()})
+        mix, may_protect = self._mix, self._mix.base_share < _MOST_BASE
+        if verdict.share < 1:  # what was known suffers: more of it from now on
+            mix.base_share = min(_MOST_BASE, mix.base_share + _MORE_BASE)
         if verdict.is_accepted:
             self._offer(verdict)
-        else:
+        elif not (verdict.recent.is_better and may_protect):
             self._rejected(verdict)
 
     def _offer(self, verdict: Verdict) -> None:
@@ -175,23 +176,23 @@ class LearningLoop:
             "texts": len(self._train), "num_depths": self._training.options.num_depths,
         }  # fmt: skip
         try:
-            self._training.write(out, details)
-            self._renew_vocab(out)
+            self._training.write(out, details, verdict.share)
+            self._renew_vocab(out, verdict.share)
         except (OSError, HeadstartError) as error:
             self._tell("failed", {"reason": f"the head could not be written: {error}"})
             return
-        self._offered = out
+        self._offered, self._offered_share = out, verdict.share
         self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
 
-    def _renew_vocab(self, out: Path) -> None:
+    def _renew_vocab(self, out: Path, share: float) -> None:
         """Put the draft vocabulary beside the head: counted anew where that is certainly better."""
         if self._vocab is None:
             return
         recent, base = self._compared()
         new = renewed(self._vocab, [*self._train, *self._base.train])
         records = [*recent, *base]
-        old_walks = self._training.walk(records)
-        new_walks = self._training.walk_with(records, new.ids)
+        old_walks = self._training.walk(records, share)
+        new_walks = self._training.walk_with(records, new.ids, share)
         gains = [
             compare([old_walks[r.id] for r in part if r.id in old_walks],
                     [new_walks[r.id] for r in part if r.id in old_walks])
@@ -214,8 +215,6 @@ class LearningLoop:
         return self._heldout[-_RECENT:], base[:_BASE]
 
     def _rejected(self, verdict: Verdict) -> None:
-        if verdict.recent.is_better:  # and the base is worse
-            self._mix.base_share = min(_MOST_BASE, self._mix.base_share + 0.1)
         if verdict.recent.high < 0:  # certainly worse
             self._start_anew()
             return

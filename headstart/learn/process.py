@@ -40,6 +40,9 @@ class Task:
     overrides: dict[str, Any]  # of the options of training
     vocab: str | None = None  # file of the draft vocabulary that is served
     least_seconds: float = 60.0  # of training between two checks
+    # Steps until the rate is reached: AdamW's first ones move every weight by the rate, whatever
+    # the gradient says, and that costs what was known (docs/lab-log.md).
+    warm_up: int = 100
     fault: str | None = None  # of tests: see faults.py
     gives_way: bool = True  # False for tests, whose machine may be busy all the time
 

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from headstart.data.records import Record
 
 _WHOLE_BELOW, _FEWEST_TAUGHT = 16384, 8192  # tokens of a vocabulary
-_WARM_UP = 10  # steps until the rate is reached, also after a reset
 _MEMORY = 0.99  # of the mean over steps: about the newest hundred count
 
 
@@ -52,16 +51,17 @@ class HeadTraining:
     """A head that learns, and the trunk that it learns from.
 
     There is no end towards which the rate could fall, so weights never come to rest: what is walked
-    and written is their mean over the newest steps.
+    and written is their mean over the newest steps, or a head between that and the serving one.
     """
 
     def __init__(
         self, model: Checkpoint, head: Path | None, options: TrainOptions, *,
-        state_bytes: int, draft_vocab: Sequence[int] | None = None,
+        state_bytes: int, draft_vocab: Sequence[int] | None = None, warm_up: int = 1,
     ):  # fmt: skip
         """options: resolved. state_bytes: memory for states of texts. draft_vocab: ids that are
-        drafted from where answers are walked; training has its own, see `learn_tokens`."""
-        self.options = options
+        drafted from where answers are walked; training has its own, see `learn_tokens`. warm_up:
+        steps until the rate is reached, also after a reset."""
+        self.options, self._warm_up = options, warm_up
         self.frozen = load_frozen_model(model, head, device=options.device, dtype=options.dtype)
         self._source = RememberedStates(InProcess(self.frozen), state_bytes)
         self._walked_heads = self._lm_heads(draft_vocab)
@@ -70,6 +70,7 @@ class HeadTraining:
         self._learner = self._new_learner(self.frozen.master())
         self._mean = self._new_learner(self.frozen.master())
         self._serving = self._new_learner(self.frozen.master())
+        self._between = self._new_learner(self.frozen.master())
         self.num_steps = 0
         self._since_reset = 0
 
@@ -111,7 +112,7 @@ class HeadTraining:
         if not math.isfinite(loss):
             self._learner.optimizer.zero_grad()
             raise NotFinite(f"the loss is {loss}")
-        norm = self._learner.update(rate * min(1.0, (self._since_reset + 1) / _WARM_UP))
+        norm = self._learner.update(rate * min(1.0, (self._since_reset + 1) / self._warm_up))
         if not math.isfinite(norm):
             raise NotFinite(f"the gradient's norm is {norm}")
         self.num_steps += 1
@@ -119,10 +120,11 @@ class HeadTraining:
         self._move_mean()
         return loss
 
-    def walk(self, records: Sequence[Record], *, is_serving: bool = False) -> dict[str, Walked]:
-        """How the head as it would be written, or the one that serves, drafts these answers."""
+    def walk(self, records: Sequence[Record], share: float = 1.0) -> dict[str, Walked]:
+        """How a head drafts these answers: `share` of the way from the serving to the learned one,
+        as it would be written; 0 is the one that serves."""
         result: dict[str, Walked] = {}
-        learner = self._serving if is_serving else self._mean
+        learner = self._at(share)
         kept = fit(records, self.options.max_len, "cut").records
         self._use(learner, self._walked_heads)
         with as_written(self.frozen, learner):
@@ -132,19 +134,22 @@ class HeadTraining:
                 result[record.id] = counted(record.category, [own for _, own in found])
         return result
 
-    def walk_with(self, records: Sequence[Record], vocab_ids: Sequence[int]) -> dict[str, Walked]:
+    def walk_with(
+        self, records: Sequence[Record], vocab_ids: Sequence[int], share: float
+    ) -> dict[str, Walked]:
         """The same with drafts from these tokens alone."""
         kept = self._walked_heads
         self._walked_heads = self._lm_heads(vocab_ids)
         try:
-            return self.walk(records)
+            return self.walk(records, share)
         finally:
             self._walked_heads = kept
 
-    def adopt(self) -> None:
-        """The head as it was written serves from now on."""
-        with as_written(self.frozen, self._mean):
-            _copy(self._mean, self._serving)
+    def adopt(self, share: float) -> None:
+        """The head that was written serves from now on; learning goes on from where it is."""
+        learner = self._at(share)
+        with as_written(self.frozen, learner):
+            _copy(learner, self._serving)
 
     def serve(self, head: Path | None) -> None:
         """Another stored head serves (None: the model's own), and is what learning goes on from."""
@@ -161,12 +166,20 @@ class HeadTraining:
         _copy(self._serving, self._mean)
         self._since_reset = 0
 
-    def write(self, out: Path, details: dict[str, Any]) -> None:
+    def write(self, out: Path, details: dict[str, Any], share: float = 1.0) -> None:
         """The head as `stitch`, `score`, `export` and `--head` take it."""
-        tensors = self._mean.tensors()
+        tensors = self._at(share).tensors()
         if not all(bool(torch.isfinite(value).all()) for value in tensors.values()):
             raise HeadstartError("the head has weights that are not finite; it is not written.")
         write_head(self.frozen, tensors, out, details)
+
+    @torch.no_grad()
+    def _at(self, share: float) -> Learner:
+        """`share` of the way from the serving head to the learned one."""
+        for name, parameter in self._between.parameters.items():
+            served, learned = (each.parameters[name] for each in (self._serving, self._mean))
+            torch.lerp(served, learned, share, out=parameter)
+        return self._between
 
     @torch.no_grad()
     def _move_mean(self) -> None:

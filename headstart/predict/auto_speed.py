@@ -1,12 +1,15 @@
 """What `auto` would bring: its own policy, played over answers whose right drafts are known.
 
-Copies are found in the texts themselves, by the code that serves.
+Copies are found in the texts themselves, by the code that serves. All answers are played by one
+policy, in their order: what it learns of one category it knows in the next, as an engine does.
 """
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
@@ -21,34 +24,72 @@ from headstart.simulate.matches import Matches
 
 _NO_LENGTH = 1 << 40
 
+Place = tuple[str, int]  # of an answer: its record, and where it begins there
+
+
+@dataclass
+class _Share:
+    """What one answer had of the rounds that were played."""
+
+    rounds: int = 0
+    tokens: int = 0
+    copied: int = 0
+    seconds: float = 0.0
+
 
 @dataclass(frozen=True)
-class Played:
-    """What playing answers came to: speed over no drafts, and tokens that were copied."""
+class Speed:
+    """Speed over no drafts, and tokens that were copied."""
 
     speed_up: float
     copied_share: float  # of all tokens
 
 
-def auto_speed(
-    answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int
-) -> float | None:
-    """Speed of the head alone, so many requests at a time; None where no answer has a round.
+@dataclass(frozen=True)
+class Played:
+    """What playing answers came to, each by itself."""
+
+    plain_seconds: float  # of a round without drafts
+    shares: Mapping[Place, _Share]
+
+    def of(self, answers: Sequence[Matches]) -> Speed | None:
+        """These of the answers together; None where none of them has a round."""
+        places = {_place(each) for each in answers}
+        own = [share for place, share in self.shares.items() if place in places]
+        tokens, seconds = sum(each.tokens for each in own), sum(each.seconds for each in own)
+        if not tokens:
+            return None
+        copied = sum(each.copied for each in own)
+        return Speed(tokens / seconds * self.plain_seconds, copied / tokens)
+
+
+def _place(matches: Matches) -> Place:
+    return matches.answer.record_id, matches.answer.start
+
+
+def head_speed(
+    answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int, *,
+    counts_deciding: bool = False,
+) -> Played:  # fmt: skip
+    """The head alone, so many requests at a time.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
-    rounds. Seconds do not vary, and of the time that `auto` takes to decide nothing is counted.
+    rounds. Seconds do not vary. `counts_deciding`: a round takes longer by what deciding takes
+    here, as it does where the host drives rounds.
     """
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
-    table = RoundCosts(((requests, curve),))
-    played = _Play(EngineOptions(speculate="auto"), table, requests, max_drafts).run(answers)
-    return None if played is None else played.speed_up
+    play = _Play(
+        EngineOptions(speculate="auto"), RoundCosts(((requests, curve),)), requests, max_drafts
+    )
+    played = play.run(answers)
+    return play.with_deciding(played) if counts_deciding else played
 
 
 def copying_speed(
     answers: Sequence[Matches], texts: Mapping[str, list[int]], costs: Costs, verify: Curve,
     requests: int, max_drafts: int, *, with_head: bool,
-) -> Played | None:  # fmt: skip
-    """The same with drafts from the context, beside the head or alone.
+) -> Played:  # fmt: skip
+    """The same with drafts from the context, beside the head or alone; deciding counts.
 
     `texts` are token ids by record; `verify` what rounds take whose drafts cost nothing.
     """
@@ -60,7 +101,8 @@ def copying_speed(
     start = max(0.0, first - step)
     table = RoundCosts(known.verify, ((requests, step),), ((requests, start),))
     options = EngineOptions(speculate="auto" if with_head else "context")
-    return _Play(options, table, requests, max_drafts, texts).run(answers)
+    play = _Play(options, table, requests, max_drafts, texts)
+    return play.with_deciding(play.run(answers))
 
 
 class _Play:
@@ -73,56 +115,71 @@ class _Play:
         self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
         self._copies = ContextDrafter(options) if texts is not None else None
-        self._rows = self._steps = self._copied = 0
+        self._deciding: list[float] = []  # seconds, by round
 
-    def run(self, answers: Sequence[Matches]) -> Played | None:
-        going = [each for each in answers if _Answer(each, 0, None).is_going]
+    def run(self, answers: Sequence[Matches]) -> Played:
+        requests = self._requests
+        played = Played(self._table.round_seconds(requests, 0), {})
+        going = [each for each in answers if _Answer(each, 0, None, _Share()).is_going]
         if not going:
-            return None
+            return played
+        shares = {_place(each): _Share() for each in going}
         # Fewer answers than requests come several times: the batch is to be full.
-        count, requests = max(len(going), self._requests), self._requests
         waiting = [
-            _Answer(going[number % len(going)], number, self._texts) for number in range(count)
+            _Answer(each, number, self._texts, shares[_place(each)])
+            for number in range(max(len(going), requests))
+            for each in [going[number % len(going)]]
         ]
-        tokens, seconds, running = 0, 0.0, list[_Answer]()
+        running = list[_Answer]()
         while len(waiting) + len(running) >= requests:
             while waiting and len(running) < requests:
                 running.append(waiting.pop(0))
                 self._read(running[-1].request)
-            given, took = self._round(running)
-            tokens, seconds = tokens + given, seconds + took
+            self._round(running)
             for each in [each for each in running if not each.is_going]:
                 running.remove(each)
                 self._policy.forget(each.request)
                 if self._copies is not None:
                     self._copies.forget(each.request)
-        speed_up = tokens / seconds * self._table.round_seconds(requests, 0) / requests
-        return Played(speed_up, self._copied / tokens)
+        return replace(played, shares=shares)
 
-    def _round(self, running: Sequence[_Answer]) -> tuple[int, float]:
-        """Tokens that one round gives, and its seconds."""
+    def _round(self, running: Sequence[_Answer]) -> None:
+        """One round; all requests that run in it wait for its end."""
         requests = {each.request: each for each in running}
+        started = time.perf_counter()
         copies = self._find(requests)
         planned = self._policy.plan(list(requests), len(running), copies)
-        self._rows = 0
+        self._deciding.append(time.perf_counter() - started)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
-        more = self._policy.more_copied
-        tokens = 0
+        table, size = self._table, len(running)
+        rows = size
         for request, each in requests.items():
             of_head, copy = drafting.get(request, 0), copies.get(request)
-            drafts = _drafts(each, of_head, copy, planned, more)
-            self._rows += drafts
-            given, copied = each.advance(of_head, drafts, copy, self._policy)
-            tokens += given
-            self._copied += copied
-        table, size = self._table, len(running)
-        rows = round(size + self._rows)
+            drafts = _drafts(each, of_head, copy, planned, self._policy.more_copied)
+            rows += drafts
+            each.advance(of_head, drafts, copy, self._policy)
         took = table.verify_seconds(size, rows)
         self._policy.observe_verify(list(requests), rows, took)
         deepest = max(drafting.values(), default=0)
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
         took += table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
-        return tokens, took
+        for each in running:
+            each.share.seconds += took
+            each.share.rounds += 1
+
+    def with_deciding(self, played: Played) -> Played:
+        """The same with the time that finding copies and choosing drafts takes in a round.
+
+        The middle one of all rounds: a pause of the machine is not a cost.
+        """
+        if not self._deciding:
+            return played
+        middle = statistics.median(self._deciding)
+        shares = {
+            place: replace(share, seconds=share.seconds + share.rounds * middle)
+            for place, share in played.shares.items()
+        }
+        return replace(played, shares=shares)
 
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
@@ -162,7 +219,10 @@ def _drafts(
 class _Answer:
     """An answer on its way: the newest token is a_`newest`."""
 
-    def __init__(self, matches: Matches, number: int, texts: Mapping[str, list[int]] | None):
+    def __init__(
+        self, matches: Matches, number: int, texts: Mapping[str, list[int]] | None, share: _Share
+    ):
+        self.share = share
         self._leading: list[int] = matches.num_leading.tolist()
         self._length = matches.answer.num_tokens
         self.newest = 0
@@ -189,10 +249,8 @@ class _Answer:
         """The tokens that come."""
         return self._own[self.newest + 1 :]
 
-    def advance(
-        self, of_head: int, drafts: int, copy: Copy | None, policy: DraftPolicy
-    ) -> tuple[int, int]:
-        """One round; the tokens that it gave, and those of them that were copied."""
+    def advance(self, of_head: int, drafts: int, copy: Copy | None, policy: DraftPolicy) -> None:
+        """What one round gives."""
         right = self.leading if copy is None or drafts <= of_head else drafts
         if copy is not None and drafts > of_head:
             right = copy.num_right(self.following)
@@ -205,4 +263,5 @@ class _Answer:
             policy.observe_copy(self.request, copy, emitted, confirmed=agreed)
         self.newest += new
         self.request.tokens += emitted
-        return new, max(0, min(accepted, new) - of_head)
+        self.share.tokens += new
+        self.share.copied += max(0, min(accepted, new) - of_head)

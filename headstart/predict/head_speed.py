@@ -7,7 +7,7 @@ takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -22,9 +22,9 @@ from headstart.engine.auto.served_costs import (
     BandwidthCosts,
     RoundTimes,
     ServedCosts,
-    Serving,
     timed_costs,
 )
+from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.draft_vocabs import DraftVocabs
 from headstart.engine.options import EngineOptions
 from headstart.errors import HeadNotFound
@@ -35,7 +35,7 @@ from headstart.models.build import (
     resolve_device,
     resolve_dtype,
 )
-from headstart.predict.auto_speed import auto_speed, copying_speed
+from headstart.predict.auto_speed import Played, copying_speed, head_speed
 from headstart.predict.bench_costs import bench_costs
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.copies import copied_lengths
@@ -139,31 +139,47 @@ class HeadPrediction:
                 self.records, self._map_of, self.options.own, self.scorer.model.config.vocab
             )
             result["own"] = self.options.own
+        played = self._played(scores.overall, size)
         for name, part in scores.parts.items():
-            result["by_category"][name] |= self._speeds(part, size)
-        return {**result, **self._speeds(scores.overall, size)}
+            result["by_category"][name] |= self._speeds(part, size, played)
+        return {**result, **self._speeds(scores.overall, size, played)}
 
-    def _speeds(self, scored: Scored, size: int | None) -> dict[str, Any]:
+    def _played(self, scored: Scored, size: int | None) -> dict[str, Played]:
+        """All answers by `auto`: with the head alone and, where it is known, with copies."""
+        if not scored.matches:
+            return {}
+        costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
+        most = len(scored.lengths) - 1
+        is_driven = isinstance(costs, RoundTimes) and bool(costs.verify)
+        played = {
+            "head": head_speed(scored.matches, costs, requests, most, counts_deciding=is_driven)
+        }
+        if isinstance(costs, RoundTimes) and costs.verify:
+            for name, with_head in (("auto", True), ("context", False)):
+                played[name] = copying_speed(
+                    scored.matches, self._texts, costs, costs.verify, requests, most,
+                    with_head=with_head,
+                )  # fmt: skip
+        return played
+
+    def _speeds(
+        self, scored: Scored, size: int | None, played: Mapping[str, Played]
+    ) -> dict[str, Any]:
         """The speed of every K, of the best one, and of `auto`."""
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
         speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
         found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
-        if not scored.matches:
+        if not played:
             return found
-        most = len(speeds) - 1
-        found["head_speed_up"] = auto_speed(scored.matches, costs, requests, most)
-        found["auto_speed_up"] = found["head_speed_up"]
-        found["context_acceptance_length"] = copied_lengths(scored.matches, self._texts, most)
-        if isinstance(costs, RoundTimes) and costs.verify:
-            for name, with_head in (("auto", True), ("context", False)):
-                played = copying_speed(
-                    scored.matches, self._texts, costs, costs.verify, requests, most,
-                    with_head=with_head,
-                )  # fmt: skip
-                if played is not None:
-                    found[f"{name}_speed_up"] = played.speed_up
-                    found[f"{name}_copied_share"] = played.copied_share
-        return found
+        found["context_acceptance_length"] = copied_lengths(
+            scored.matches, self._texts, len(speeds) - 1
+        )
+        own = {name: each.of(scored.matches) for name, each in played.items()}
+        for name, speed in own.items():
+            found[f"{name}_speed_up"] = None if speed is None else speed.speed_up
+            if name != "head" and speed is not None:
+                found[f"{name}_copied_share"] = speed.copied_share
+        return {"auto_speed_up": found["head_speed_up"], **found}
 
     @cached_property
     def _texts(self) -> dict[str, list[int]]:

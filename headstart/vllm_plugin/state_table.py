@@ -23,6 +23,7 @@ class StateTable:
     def __init__(self, layers: frozenset[str]):
         self._layers = layers  # of the draft's attention, any of which names its slots
         self._num_slots: int | None = None
+        self._seen: Tensor | None = None  # no rows, of the states' width, dtype and device
         self.states = self.next_ids = self.positions = torch.empty(0)
 
     @property
@@ -30,11 +31,19 @@ class StateTable:
         return self._layers
 
     def open(self, num_slots: int) -> None:
-        """The KV cache has so many slots; rows are made at the first pass, whose width they get."""
+        """The KV cache has so many slots.
+
+        Rows are like the states of a profiling pass, which comes before. Where there was none they
+        are made at the first pass, which must not be captured: each replay would clear them.
+        """
         self._num_slots = num_slots
+        if self._seen is not None:
+            self._make(self._seen)
 
     def record(self, ids: Tensor, positions: Tensor, states: Tensor) -> None:
         """A pass of the draft: tokens [rows], their positions and states [rows, width]."""
+        if self._seen is None:
+            self._seen = states.new_empty(0, states.shape[-1])
         slots = self._slots()
         if slots is None or self._num_slots is None:
             return  # a profiling pass: there is no KV cache yet

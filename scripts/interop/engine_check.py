@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import own_engine
 import torch
-import vllm_counters as workload
 from checking import check_all
 from checkpoints import swap_fusion_halves, with_changed, with_changed_head
 from environments import python_of
@@ -33,7 +32,6 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.demo import PROMPTS
 from headstart.engine.engine import Engine
 from headstart.errors import HeadstartError
-from headstart.sampling.params import SamplingParams
 
 DEPTHS = (1, 3)
 DEMO = "demo"
@@ -41,8 +39,7 @@ DEMO = "demo"
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
     "glm4_moe": {"dtype": "F32"},
-    # Stretched positions, as its releases have: vLLM 0.32 on a CPU gives other tokens than
-    # transformers where they are not.
+    # Stretched positions, as its releases have.
     "deepseek_v3": {
         "dtype": "F32",
         "rope_scaling": {
@@ -79,13 +76,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
 # two from one run to the next.
 APART = {"F32": 0, "BF16": 3}
-# vLLM 0.32 leaves the correction out on CPUs where scores are a softmax without groups.
-UNCORRECTED = ("ernie4_5_moe",)
+# family -> what vLLM 0.32 leaves out on CPUs: a part of the tensors' names, a value without effect
+LEFT_OUT = {
+    # where scores are a softmax without groups
+    "ernie4_5_moe": ("correction_bias", 0.0),
+    # no attention of its CPU build takes sinks, which its log says
+    "hy_v4": ("learnable_sink_param", -100.0),
+}
 # family -> fields of the text part that vLLM's head asks the whole model's config for
 OUTER = {"exaone4_5": ("vocab_size", "num_nextn_predict_layers")}
-# family -> what vLLM is started with to run its text part alone
+# Its CPU kernel for rotations takes queries as if they lay densely; those of latent attention are
+# the ends of longer rows. Without the kernel it rotates in torch.
+PLAIN_ROTATION = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+# family -> what vLLM is started with
 OPTIONS: dict[str, dict[str, Any]] = {
-    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True}
+    # its text part alone
+    "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True},
+    "hy_v4": PLAIN_ROTATION,
 }
 
 
@@ -117,27 +124,7 @@ class Result:
 def ours(model: Path, depth: int, prompts: list[list[int]] | None = None) -> Served:
     """What our engine says to vLLM's prompts, in fp32, counted as vLLM counts."""
     engine = Engine(model, device="cpu", dtype="float32", speculate=depth, layout="vllm")
-    # vLLM drafts on behind the last token that was asked for; here so many more are asked for.
-    length = workload.NUM_TOKENS + depth + 1
-    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-    results = engine.generate(prompts or workload.prompts(engine.model.config.vocab), params)
-    outputs = [result.outputs[0] for result in results]
-    rounds = [found for output in outputs for found in accepted_by_round(output.origins)]
-    accepted = tuple(sum(found > d for found in rounds) for d in range(depth))
-    tokens = [output.token_ids[: workload.NUM_TOKENS] for output in outputs]
-    return Served(tokens, len(rounds) if depth else 0, accepted)
-
-
-def accepted_by_round(origins: Sequence[str]) -> list[int]:
-    """Drafts accepted in each round that begins before the last token that counts."""
-    found, at = [], 1  # the first token comes from the prompt
-    while at < workload.NUM_TOKENS:
-        end = at
-        while origins[end] == "accepted":
-            end += 1
-        found.append(end - at)
-        at = end + 1
-    return found
+    return own_engine.served(own_engine.generate(engine, depth, prompts), depth)
 
 
 def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
@@ -153,13 +140,14 @@ def make_model(family: str, out: Path) -> Path:
         config = json.loads(file.read_text())
         config |= {name: config["text_config"][name] for name in OUTER[family]}
         file.write_text(json.dumps(config))
-    if family not in UNCORRECTED:
+    if family not in LEFT_OUT:
         return model
+    part, neutral = LEFT_OUT[family]
 
     def without(name: str, value: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(value) if "correction_bias" in name else value
+        return torch.full_like(value, neutral) if part in name else value
 
-    return with_changed(model, out.with_name("uncorrected"), without)
+    return with_changed(model, out.with_name("without"), without)
 
 
 def questions(model: Path) -> list[list[int]]:

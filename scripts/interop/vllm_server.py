@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,25 +21,36 @@ _STOP_SECONDS = 30
 
 
 @contextmanager
-def vllm_server(python: Path, model: Path, depth: int, work: Path) -> Iterator[str]:
-    """The address of one that drafts `depth` tokens with the model's own head, in float32."""
+def vllm_server(
+    python: Path,
+    model: Path,
+    depth: int,
+    work: Path,
+    *,
+    words: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    """The address of one that drafts `depth` tokens with the model's own head, in float32; `words`
+    are further ones of its command."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     speculation = {"method": "mtp", "num_speculative_tokens": depth}
-    words = [
+    command = [
         str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
         "--served-model-name", "tiny", "--trust-remote-code", "--host", "127.0.0.1", "--port",
         str(port), "--dtype", "float32", "--max-model-len", "512", "--max-num-seqs", "8",
         "--max-num-batched-tokens", "512", "--enforce-eager", "--no-enable-prefix-caching",
         "--speculative-config", json.dumps(speculation),
+        *words,
     ]  # fmt: skip
     with (work / "vllm.log").open("w") as log:
         # Not in the repository: vLLM must not import what lies there.
         server = subprocess.Popen(
-            words, stdout=log, stderr=log, cwd=work, env={**os.environ, **OFFLINE}
-        )
+            command, stdout=log, stderr=log, cwd=work,
+            env={**os.environ, **OFFLINE, **(variables or {})},
+        )  # fmt: skip
         try:
             _wait_until_up(server, url)
             yield url

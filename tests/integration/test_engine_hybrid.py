@@ -17,6 +17,7 @@ from support.engine_runs import (
     LING,
     NEMOTRON,
     assert_head_is_alive,
+    checkpoint,
     greedy,
     ids_of,
     make_prompts,
@@ -30,15 +31,18 @@ from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.base import CacheSizes
+from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import core
 from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests
 from headstart.engine.memory import Memory
 from headstart.engine.state_cache import StatePool
 from headstart.errors import ConfigError
+from headstart.models.build import build
 from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.sampling.params import SamplingParams
+from headstart.simulate.probe import probe
 
 SIZES: dict[str, Any] = {
     **AGREEING, "num_hidden_layers": 3, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
@@ -294,3 +298,11 @@ def test_mamba_layers_run_in_int8(tiny: Tiny) -> None:
         said.append(ids_of(run(engine, PROMPTS, greedy(8))))
     assert said[0] == said[1]
     assert any("mamba attention" in note for note in engine.notes), engine.notes
+
+
+def test_the_probe_tries_the_disputed_norm_of_nemotron_both_ways(tiny: Tiny) -> None:
+    folder = checkpoint(tiny, "nemotron_h")
+    report = probe(build(Checkpoint.open(folder), device="cpu", dtype="float32"))
+    tried = {variant.contract["out_norm_mean"] for variant in report.variants}
+    assert tried == {"kept", "subtracted"}
+    assert report.verdict in ("registry", "unclear"), report.said  # norms of made heads do little

@@ -225,6 +225,34 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in skipped}
 
 
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+
+
+def test_a_mistral_trunk_becomes_the_mimo_layout_with_the_same_logits(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+    source = tiny("llama", dtype="F32", **MISTRAL, sliding_window=None)
+    model = graft(source, tmp_path / "model")
+    assert config(model)["model_type"] == "mimo"
+    before = MistralForCausalLM(MistralConfig(**_plain(config(source)))).eval()
+    before.load_state_dict(tensors(source))
+    after = Qwen2ForCausalLM(Qwen2Config(**_plain(config(model)))).eval()
+    after.load_state_dict(_without_mtp(tensors(model)))
+    ids = torch.arange(2, 42).reshape(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(after(ids).logits, before(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("said", [{"sliding_window": 32}, {"max_position_embeddings": 8192}])
+def test_a_mistral_that_slides_is_refused(tiny: Tiny, said: dict[str, Any]) -> None:
+    """Its class slides over 4096 tokens where the config is silent."""
+    document = Config({**config(tiny("llama")), **MISTRAL, **said})
+    with pytest.raises(UnsupportedFamily, match=r"sliding_window.*7B v0\.2"):
+        plan_graft(replace(Checkpoint.open(tiny("llama")), config=document))
+
+
 @pytest.mark.parametrize("variant", one_of_each(3, WITH_HEAD))
 def test_a_model_that_has_a_head_is_refused(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     with pytest.raises(CheckpointError, match="headstart stitch"):
@@ -301,12 +329,17 @@ def test_a_head_that_was_lost_can_be_restored_instead(tiny: Tiny, tmp_path: Path
     assert not any("headstart restore" in change for change in changes)
 
 
-def test_an_unknown_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "words"), [("phi9", "phi9"), ("qwen3_moe", "makes none for its experts")]
+)
+def test_an_unknown_model_is_refused(
+    tiny: Tiny, tmp_path: Path, model_type: str, words: str
+) -> None:
     def change(document: dict[str, Any]) -> None:
-        document.update(model_type="phi9", architectures=["Phi9ForCausalLM"])
+        document.update(model_type=model_type, architectures=["Phi9ForCausalLM"])
 
     model = edited(tiny("llama"), tmp_path / "model", change_config=change)
-    with pytest.raises(UnsupportedFamily, match="phi9"):
+    with pytest.raises(UnsupportedFamily, match=words):
         graft(model, tmp_path / "out")
 
 

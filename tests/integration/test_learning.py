@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.learning_runs import enough_prompts, learnable_heads, prompt_of
 from support.long_runs import long_only
-from support.server_runs import HTTP, served
+from support.server_runs import HTTP
 from support.server_threads import Running, wait_until
-from support.swapped_heads import Heads, heads_of
-from support.tiny_fixture import Tiny
+from support.swapped_heads import Heads
 
 from headstart.engine.engine import Engine
+from headstart.learn import collector
 from headstart.learn.folder import Folder, forget
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
@@ -35,9 +35,14 @@ from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
 
 
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector, "_WRITE_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="module")
-def heads(tiny: Tiny) -> Heads:
-    return heads_of(served(tiny))
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    return learnable_heads(tmp_path_factory.mktemp("learning"))
 
 
 @dataclass
@@ -49,8 +54,7 @@ class Learner:
     folder: Folder
     key: str | None = None
 
-    def ask(self, number: int, **changes: Any) -> dict[str, Any]:
-        prompt = [random.Random(number).randrange(6, 262) for _ in range(8)]
+    def ask(self, prompt: list[int], **changes: Any) -> dict[str, Any]:
         body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "return_token_ids": True,
                 "ignore_eos": True, **changes}  # fmt: skip
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
@@ -58,9 +62,9 @@ class Learner:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def ask_many(self, first: int, count: int) -> list[list[int]]:
+    def ask_many(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(self.ask, range(first, first + count)))
+            found = list(pool.map(self.ask, prompts))
         return [answer["choices"][0]["token_ids"] for answer in found]
 
     def wait(self, condition: Callable[[], bool], seconds: float = 90) -> None:
@@ -75,8 +79,8 @@ def learner(
     options = LearnOptions(learn=folder, learn_share=0.5, learn_not_for=not_for)
     task = replace(
         open_folder(options, str(heads.model), heads.weak, device="cpu", dtype="auto"),
-        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=0.5,
-        gives_way=False, **task_changes,
+        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=0.2,
+        gives_way=False, warm_up=1, **task_changes,
     )  # fmt: skip
     learning = Learning(options, lambda path: replace(task, head=str(path)))
     learning.start()
@@ -106,14 +110,16 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
         heads, folder, keys=["secret-a", "secret-b"], not_for=[key_name("secret-b")]
     ) as own:
         first = own.learning.serving_name
-        declined = own.ask(1000, headstart={"learn": False})["choices"][0]["token_ids"]
+        declined, excluded = prompt_of(1000), prompt_of(1001)
+        own.ask(declined, headstart={"learn": False})
         own.key = "secret-b"
-        excluded = own.ask(1001)["choices"][0]["token_ids"]
+        own.ask(excluded)
         own.key = "secret-a"
-        before = own.ask_many(0, 90)
+        prompts = enough_prompts()
+        before = own.ask_many(prompts)
         own.wait(lambda: own.learning.numbers["swaps"] > 0)
         assert first == "start" and own.learning.serving_name != "start"
-        assert own.ask_many(0, 90) == before, "texts never depend on a head"
+        assert own.ask_many(prompts) == before, "texts never depend on a head"
         page = HTTP.get(f"{own.server.url}/metrics").text
         assert "headstart:learn_swaps_total" in page and "headstart:learn_collected_texts" in page
         name = own.learning.serving_name
@@ -124,15 +130,16 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     assert promise["recent"]["new"] > promise["recent"]["old"]
     assert any("serves instead of start" in record.getMessage() for record in caplog.records)
     status = json.loads((folder / "status.json").read_text())
-    assert status["state"] == "stopped" and status["collected"]["texts"] >= 90
+    assert status["state"] == "stopped" and status["collected"]["texts"] >= len(before)
     lines = [
         json.loads(line)
         for path in (folder / "texts").iterdir()
         for line in path.read_text().splitlines()
     ]
     kept = [line["answer"] for line in lines]
-    assert sorted(map(tuple, kept[:90])) == sorted(map(tuple, before))
-    assert declined not in kept and excluded not in kept
+    assert sorted(map(tuple, kept[: len(before)])) == sorted(map(tuple, before))
+    asked = [line["prompt"] for line in lines]
+    assert prompts[0] in asked and declined not in asked and excluded not in asked
     assert "secret" not in "".join(path.read_text() for path in folder.glob("*.*"))
     again = Learning(LearnOptions(learn=folder), lambda path: pytest.fail("not started"))
     assert again.serving_name == found.serving.name
@@ -143,13 +150,14 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
 @long_only
 def test_a_head_that_is_worse_than_promised_is_taken_back(heads: Heads, tmp_path: Path) -> None:
     with learner(heads, tmp_path / "learn", fault="worse") as own:
-        before = own.ask_many(0, 90)
+        prompts = [prompt_of(number) for number in range(90)]  # enough to judge by
+        before = own.ask_many(prompts)
         own.wait(lambda: own.learning.numbers["swaps"] > 0)
-        assert own.ask_many(0, 90) == before
+        assert own.ask_many(prompts) == before
         own.wait(lambda: own.learning.numbers["rollbacks"] > 0)
         taken = [head for head in own.learning.heads.heads if head.state == "rolled back"]
         assert taken and "promised" in taken[0].note
-        assert own.ask_many(0, 8) == before[:8]
+        assert own.ask_many(prompts[:8]) == before[:8]
 
 
 @long_only
@@ -158,13 +166,14 @@ def test_a_step_that_diverges_and_a_learner_that_is_killed_leave_the_head(
 ) -> None:
     caplog.set_level(logging.INFO, "headstart.learn")
     with learner(heads, tmp_path / "learn", fault="nan") as own:
-        before = own.ask_many(0, 90)
+        prompts = enough_prompts()
+        before = own.ask_many(prompts)
         own.wait(lambda: own.learning.numbers["failures"] > 0)
         assert own.learning.serving_name == "start"
         assert own.learning._child is not None
         os.kill(own.learning._child.pid, signal.SIGKILL)
         own.wait(lambda: "is started again" in caplog.text)
-        assert own.ask_many(0, 8) == before[:8]
+        assert own.ask_many(prompts[:8]) == before[:8]
     assert "not a finite" in caplog.text or "the loss is nan" in caplog.text
 
 

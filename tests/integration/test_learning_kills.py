@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from support.learning_runs import enough_prompts, learnable_heads
 from support.long_runs import long_only
-from support.server_runs import HTTP, Server, running, served
+from support.server_runs import HTTP, Server, running
 from support.server_threads import wait_until
-from support.swapped_heads import Heads, heads_of
-from support.tiny_fixture import Tiny
+from support.swapped_heads import Heads
 
 from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.store import Store
 
+EAGER = Path(__file__).parents[1] / "support" / "scripts" / "eager_learner.py"
+PROMPTS = enough_prompts()
 _SECONDS = 600  # a limit for what hangs
 
 
 @pytest.fixture(scope="module")
-def heads(tiny: Tiny) -> Heads:
-    return heads_of(served(tiny))
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    return learnable_heads(tmp_path_factory.mktemp("learning"))
 
 
 @pytest.fixture
@@ -37,9 +39,12 @@ def flags(heads: Heads, tmp_path: Path) -> list[str]:
             "--learn-options", str(options)]  # fmt: skip
 
 
-def answers(server: Server, count: int) -> list[list[int]]:
-    def ask(number: int) -> list[int]:
-        prompt = [random.Random(number).randrange(6, 262) for _ in range(8)]
+def learning(heads: Heads, flags: list[str]) -> AbstractContextManager[Server]:
+    return running(heads.model, *flags, script=(str(EAGER),))
+
+
+def answers(server: Server, prompts: Sequence[list[int]]) -> list[list[int]]:
+    def ask(prompt: list[int]) -> list[int]:
         body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "return_token_ids": True,
                 "ignore_eos": True}  # fmt: skip
         found = HTTP.post(f"{server.url}/v1/completions", json=body)
@@ -47,7 +52,7 @@ def answers(server: Server, count: int) -> list[list[int]]:
         return list(found.json()["choices"][0]["token_ids"])
 
     with ThreadPoolExecutor(8) as pool:
-        return list(pool.map(ask, range(count)))
+        return list(pool.map(ask, prompts))
 
 
 def said(server: Server, text: str) -> bool:
@@ -76,17 +81,19 @@ def test_a_killed_server_starts_again_with_a_head_that_served(
     stage: str, heads: Heads, flags: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "learn"
-    with running(heads.model, *flags) as server:
-        before = answers(server, 90)
+    with learning(heads, flags) as server:
+        before = answers(server, PROMPTS)
         wait_until(lambda: STAGES[stage](server, folder), _SECONDS)
         server.end(signal.SIGKILL)
     recorded = LearnedHeads(Folder(folder))
     serving = "start" if recorded.serving is None else recorded.serving.name
     store = Store(Folder(folder).texts, 1 << 30)
     kept = len(store.refresh())
-    assert kept == 90 or stage in ("answers are held", "texts are written"), "seconds are lost"
-    with running(heads.model, *flags) as server:
-        assert answers(server, 90) == before
+    assert kept == len(PROMPTS) or stage in ("answers are held", "texts are written"), (
+        "seconds are lost"
+    )
+    with learning(heads, flags) as server:
+        assert answers(server, PROMPTS) == before
         wait_until(lambda: said(server, "learner is ready"), _SECONDS)
         assert (folder / "heads" / serving / "config.json").is_file()
         assert server.end() == 0
@@ -102,18 +109,18 @@ def test_a_full_disk_costs_texts_and_heads_and_no_answer(
     if os.system(f"mount -t tmpfs -o size=4m tmpfs {folder}"):
         pytest.skip("nothing can be mounted here")
     try:
-        with running(heads.model, *flags) as server:
-            before = answers(server, 90)
+        with learning(heads, flags) as server:
+            before = answers(server, PROMPTS)
             wait_until(lambda: steps(folder) > 0, _SECONDS)
             with open(folder / "filler", "wb", buffering=0) as file, pytest.raises(OSError):
                 while file.write(bytes(1 << 12)):
                     pass
             wait_until(lambda: said(server, "could not be written"), _SECONDS)
-            assert answers(server, 90) == before
+            assert answers(server, PROMPTS) == before
             wait_until(lambda: said(server, "texts are not collected"), 60)
             (folder / "filler").unlink()
             wait_until(lambda: said(server, "serves instead of start"), _SECONDS)
-            assert answers(server, 8) == before[:8]
+            assert answers(server, PROMPTS[:8]) == before[:8]
             assert server.end() == 0
     finally:
         os.system(f"umount {folder}")

@@ -31,7 +31,7 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import core
-from headstart.engine.auto import served_costs
+from headstart.engine.auto import served_costs, timed_rounds
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
@@ -228,7 +228,7 @@ def test_each_reduced_lm_head_is_made_once(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds are timed: what they take is not looked at."""
     monkeypatch.setattr(served_costs, "_TURNS", (1, 1))
-    monkeypatch.setattr(served_costs, "_ROUNDS", 1)
+    monkeypatch.setattr(timed_rounds, "_ROUNDS", 1)
 
 
 @pytest.mark.usefixtures("quick")
@@ -252,7 +252,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now, self.backends = 0.0, list[Any]()
-        self.requests, self.vocabs = set[int](), set[int]()
+        self.requests, self.vocabs, self.copied = set[int](), set[int](), set[int]()
         real = core.EngineCore.create
 
         def create(backend: Any, options: Any, vocabs: Any) -> Any:
@@ -267,6 +267,8 @@ class Clock:
                 for request in running:
                     vocab = backend.draft_vocabs.get(request.draft_vocab)
                     self.vocabs.add(VOCAB if vocab is None else len(vocab.ids))
+                    if request.drafts and not request.num_of_head:
+                        self.copied.add(len(request.drafts))
                 return step()
 
             made.loop.step = timed
@@ -295,6 +297,7 @@ def test_timed_rounds_are_those_that_will_be_served(
     (backend,) = clock.backends
     assert (backend.name, backend.options.weights) == ("numba", "int8")
     assert clock.vocabs == {VOCAB, VOCAB // 2} and max(clock.requests) == requests
+    assert clock.copied >= {1, 2, 3, 5, 8, 16}, "copies of all lengths are timed as whole steps"
     assert f"backend numba, int8, greedy, requests at once: {requests}" in document["costs"]
     assert document["scored_by"] == "backend numba, int8"
     for result in document["results"]:

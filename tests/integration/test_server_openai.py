@@ -209,6 +209,30 @@ def test_origins_of_tokens_and_their_texts(client: openai.OpenAI) -> None:
     assert shown.startswith(texts.rstrip("\ufffd")) and texts
 
 
+def test_a_request_says_where_its_drafts_come_from(
+    client: openai.OpenAI, http: httpx.Client
+) -> None:
+    """The text does not change; what was copied is told in origins, statistics and metrics."""
+    # An answer that repeats one token can be copied from itself.
+    fields = {**ASKED, "temperature": 0, "logit_bias": {"5": 100}}
+    found = {}
+    for source in ("head", "context"):
+        own = {"headstart": {"origins": True, "statistics": True, "draft_from": source}}
+        answer = client.chat.completions.create(**fields, extra_body={**own, "ignore_eos": True})
+        (choice,) = answer.choices
+        told = (answer.model_extra or {})["headstart"]["statistics"]
+        origins = (choice.model_extra or {})["headstart"]["origins"]
+        assert origins.count("copied") == told["copied_accepted_tokens"]
+        assert ("copied" in origins) == (source == "context")
+        found[source] = choice.message.content
+    assert found["head"] == found["context"]
+    metric = "headstart:spec_decode_num_accepted_tokens_by_source_total"
+    lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith(metric)]
+    counts = {source: float(line.split()[-1]) for source in found for line in lines
+              if f'source="{source}"' in line}  # fmt: skip
+    assert set(counts) == {"head", "context"} and counts["context"] > 0
+
+
 def test_models_and_names(client: openai.OpenAI, http: httpx.Client) -> None:
     assert [model.id for model in client.models.list()] == ["small", "other"]
     assert client.models.retrieve("other").id == "other"

@@ -71,6 +71,7 @@ NEMOTRON: dict[str, Any] = {
 LING: dict[str, Any] = {
     "layer_group_size": 2, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 20,
     "kv_lora_rank": 32, "n_group": 2, "topk_group": 1,
+    "expert_swiglu_limit_list": [0, 0.2], "share_expert_swiglu_limit_list": [0, 0.3],
 }  # fmt: skip
 EXAONE: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7,

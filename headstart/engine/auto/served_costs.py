@@ -11,9 +11,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, cycle
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -23,36 +22,16 @@ from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.auto.blank_passes import BlankPasses
 from headstart.engine.auto.costs import Curve, level
+from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving
 from headstart.engine.core import EngineCore
 from headstart.engine.options import VERIFIED, EngineOptions
-from headstart.engine.request import Admission, Request
 from headstart.models.build import LoadedModel
-from headstart.sampling.params import SamplingParams
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
 _SECONDS = 8.0  # that rounds of one draft vocabulary are timed for,
 _TURNS = (5, 40)  # in at least and at most so many turns
-_ROUNDS = 4  # of one number of drafts in a turn,
-_MOST_STEPS = 100  # until then,
-_SETTLING = 2  # after some that are not counted: the head has to catch up, requests to begin
 _VOCAB = "timed {}"
-
-
-@dataclass(frozen=True)
-class Serving:
-    """What will be served: its sampling, how many requests at once, and some of them."""
-
-    params: SamplingParams
-    prompts: Sequence[list[int]]
-    answer_tokens: int
-    requests: int = 1
-    max_drafts: int = 8
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the longest prompt and its answer."""
-        return max(map(len, self.prompts)) + self.answer_tokens
 
 
 class ServedCosts(Protocol):
@@ -189,97 +168,41 @@ def _host_times(
     progress: Callable[[int], None],
 ) -> dict[int | None, RoundTimes]:  # fmt: skip
     core = EngineCore.create(backend, options, vocabs)
-    rows = _row_seconds(core, serving)
-    timer = _HostTimer(core, prompts, serving)
+    timer = HostTimer(core, prompts, serving)
     names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
-    cells: list[tuple[str | None, int]] = [(None, 0)]
-    cells += [(name, k) for name in names.values() for k in range(1, serving.max_drafts + 1)]
-    seconds: dict[tuple[str | None, int], list[float]] = {cell: [] for cell in cells}
+    cells = [Cell(0)]
+    cells += [Cell(k, name) for name in names.values() for k in range(1, serving.max_drafts + 1)]
+    copied = [Cell(count, is_copied=True) for count in _copied_counts(core, serving)]
+    cells += copied
+    seconds: dict[Cell, list[float]] = {cell: [] for cell in cells}
     started, (least, most) = time.perf_counter(), _TURNS
     for turn in range(most):
         if turn >= least and time.perf_counter() - started > _SECONDS * len(names):
             break
         for cell in cells if turn % 2 else reversed(cells):  # neighbours in time both ways
-            seconds[cell] += timer.rounds(*cell)
+            seconds[cell] += timer.rounds(cell)
         progress(1)
     middle = {cell: statistics.median(own) for cell, own in seconds.items()}
-    plain = middle[None, 0]
+    plain = middle[Cell(0)]
     every_k = range(1, serving.max_drafts + 1)
-    verify = tuple((drafts, plain + more) for drafts, more in rows)
+    verify = level([(0, plain), *((cell.drafts, middle[cell]) for cell in copied)])
     return {
-        size: RoundTimes((plain, *(middle[name, k] for k in every_k)), serving.requests, verify)
+        size: RoundTimes(
+            (plain, *(middle[Cell(k, name)] for k in every_k)), serving.requests, verify
+        )
         for size, name in names.items()
     }
 
 
-@torch.inference_mode()
-def _row_seconds(core: EngineCore, serving: Serving) -> Curve:
-    """What the rows of so many drafts of each request add to a verification."""
+def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
+    """Numbers of copied drafts whose rounds are timed: as many as there is room for."""
     passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
-    counts = [count for count in VERIFIED if passes.has_room(serving.requests, count)] or [0]
-    params = SamplingParams(temperature=0 if serving.params.is_greedy else 1)
-    seconds = level(
-        [*zip(counts, passes.verify_seconds(serving.requests, counts, params), strict=True)]
-    )
-    return tuple((count, own - seconds[0][1]) for count, own in seconds)
+    # Recurrent layers have slots for as many drafts as the engine was made for.
+    most = core.options.max_drafts if core.backend.sizes.num_states else VERIFIED[-1]
+    counts = [count for count in VERIFIED if 0 < count <= most]
+    return [count for count in counts if passes.has_room(serving.requests, count)]
 
 
 def num_turns() -> int:
     """How often `progress` is called at most."""
     return _TURNS[1]
-
-
-@dataclass
-class _HostTimer:
-    """Keeps as many requests running as will be served, and times their steps."""
-
-    core: EngineCore
-    prompts: PromptReader
-    serving: Serving
-    _numbers: Iterator[int] = field(default_factory=count)
-    _settling: int = _SETTLING
-
-    def __post_init__(self) -> None:
-        pool = self.core.scheduler.pool
-        self._admission = Admission(
-            self.core.backend.model, self.prompts, self.core.options, num_slots=pool.num_slots
-        )
-        self._asked = cycle(self.serving.prompts)
-        # Nothing may end an answer early: every request is to run for as long as planned.
-        self._params = replace(
-            self.serving.params, max_tokens=self.serving.answer_tokens, ignore_eos=True, stop=(),
-            stop_token_ids=(), min_tokens=0, logprobs=None, n=1,
-        )  # fmt: skip
-
-    def rounds(self, vocab: str | None, drafts: int) -> list[float]:
-        """Seconds of some rounds in which all requests draft as much."""
-        scheduler, loop = self.core.scheduler, self.core.loop
-        seconds: list[float] = []
-        took, self._settling = 0.0, _SETTLING
-        for _ in range(_MOST_STEPS):
-            if len(seconds) == _ROUNDS:
-                break
-            while len(scheduler.running) + len(scheduler.waiting) < self.serving.requests:
-                scheduler.add(self._request(), [])
-                self._settling = _SETTLING
-            for request in [*scheduler.running, *scheduler.waiting]:
-                request.params = replace(self._params, speculate=drafts)
-                request.draft_vocab = vocab
-            # Less is drafted where an answer is about to end.
-            is_whole = all(request.room > drafts + 1 for request in scheduler.running)
-            started = time.perf_counter()
-            loop.step()
-            took = time.perf_counter() - started
-            if self._settling:
-                self._settling -= 1
-            elif is_whole and len(scheduler.running) == self.serving.requests:
-                seconds.append(took)
-        return seconds or [took]  # where there is no room for so many drafts
-
-    def _request(self) -> Request:
-        number = next(self._numbers)
-        name = f"cost/{number}"
-        return self._admission.request(
-            name, 0, next(self._asked), self._params, seed=number, priority=0, grammar=None,
-            arrival=number,
-        )  # fmt: skip

@@ -1,8 +1,8 @@
 """A head's folder for vLLM's `--speculative-config {"model": ...}`, beside a trunk as it was.
 
-vLLM knows no heads of Llama, Qwen2 or Qwen3 trunks. Its class for MiMo-7B runs them all the same,
-from a folder of their own, where their attention has the geometry that it assumes: heads of
-hidden_size / num_attention_heads. For others, and beside a quantised trunk, the folder names our
+vLLM knows no heads of Llama, Qwen2, Qwen3 or Mistral trunks. Its class for MiMo-7B runs them all
+the same, from a folder of their own, where their attention has the geometry that it assumes: heads
+of hidden_size / num_attention_heads. For others, and beside a quantised trunk, the folder names our
 own class, which Headstart's plugin brings (docs/vllm.md).
 """
 

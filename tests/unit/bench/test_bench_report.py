@@ -49,6 +49,17 @@ def test_acceptance_is_always_said_to_be_cumulative_or_conditional() -> None:
     assert "cumulative share accepted" in make_page(whole_document()).render()
 
 
+def test_what_was_copied_is_shown_where_a_server_says_it() -> None:
+    document = whole_document()
+    assert "of drafts copied" not in acceptance_rows(document)[0]
+    drafting = next(cell for cell in document["cells"] if cell["speculation"] is not None)
+    drafting["speculation"] |= {"copied_tokens": 3, "copied_share": 0.25}
+    heads, *rows = acceptance_rows(document)
+    place = heads.index("of drafts copied")
+    assert [row[place] for row in rows].count("25 %") == 1
+    assert {len(row) for row in rows} == {len(heads)}
+
+
 def failed_document() -> dict[str, Any]:
     """Nothing was answered, and late at that."""
     variants = parse_compare("0,3")

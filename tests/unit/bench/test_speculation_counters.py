@@ -58,6 +58,20 @@ def test_our_own_names_come_before_the_aliases_and_know_plain_rounds() -> None:
     assert found.acceptance_length == pytest.approx(1 + 12 / 16)
 
 
+def test_copied_drafts_are_told_apart() -> None:
+    by_source = "headstart:spec_decode_num_accepted_tokens_by_source_total"
+    own = vllm(10, 20, [8, 4], "headstart:") + "\nheadstart:decode_rounds_total 16\n"
+    own += f'{by_source}{{source="head"}} 9\n{by_source}{{source="context"}} 3\n'
+    found = speculation_between(EMPTY, read_counters(own))
+    assert found is not None and found.copied_tokens == 3 and found.copied_share == 0.25
+    part = {"draft_tokens": 20, "accepted_tokens": 12, "copied_accepted_tokens": 3, "rounds": 16}
+    told = speculation_of_response({"headstart": {"statistics": part}})
+    both = total_speculation([told, told])
+    assert both is not None and both.copied_tokens == 6 and both.copied_share == 0.25
+    of_vllm = speculation_between(EMPTY, read_counters(vllm(10, 20, [8, 4])))
+    assert of_vllm is not None and of_vllm.copied_share is None
+
+
 def test_sglang_gives_a_length_but_no_rates() -> None:
     text = "sglang:spec_verify_calls_total 50\nsglang:generation_tokens_total 120\n"
     found = speculation_between(EMPTY, read_counters(text))

@@ -6,6 +6,8 @@ import random
 from functools import partial
 from typing import Any
 
+import pytest
+
 from headstart.learn.certainty import Walked, compare, length
 from headstart.learn.checking import Checker
 from headstart.learn.live import ENOUGH, LiveWatch
@@ -48,8 +50,8 @@ def verdict(recent: float, base: float) -> object:
         return found | dict(zip([r.id for r in known], walks(rates[1], 40, seed), strict=True))
 
     return Checker().check(
-        records, known, serving=lambda own: walk((0.4, 0.6), 0),  # type: ignore[arg-type]
-        learned=lambda own: walk((recent, base), 0),
+        records, known,  # type: ignore[arg-type]
+        lambda own, share: walk((recent, base) if share else (0.4, 0.6), 0),
     )  # fmt: skip
 
 
@@ -59,6 +61,22 @@ def test_a_head_must_be_better_and_must_not_forget() -> None:
     assert not forgot.is_accepted and "worse on what was known" in forgot.reason  # type: ignore[attr-defined]
     same = verdict(0.4, 0.6)
     assert not same.is_accepted and "not certainly better" in same.reason  # type: ignore[attr-defined]
+
+
+def test_the_head_nearest_to_the_learned_one_that_keeps_what_was_known_is_judged() -> None:
+    records = {part: [_Record(f"{part}{i}", "a") for i in range(12)] for part in "rb"}
+    asked = list[tuple[str, float]]()
+
+    def walk(own: Any, share: float) -> dict[str, Walked]:
+        """The whole way gains 40 % and loses 1.75 %; half of it loses less than 1 %."""
+        asked.extend((r.id, share) for r in own)
+        tokens = {"r": 200 + int(80 * share), "b": 400 - int(7 * share)}
+        return {r.id: Walked("a", 100, tokens[r.id[0]]) for r in own}
+
+    verdict = Checker().check(records["r"], records["b"], walk)  # type: ignore[arg-type]
+    assert verdict.is_accepted and verdict.share == 0.5
+    assert "50% of the way" in verdict.reason and verdict.recent.value == pytest.approx(0.2)
+    assert {share for name, share in asked if name[0] == "r"} == {0.0, 0.5}, "walked for nothing"
 
 
 def watched(before: float, after: float, promise: float) -> str | None:
@@ -97,13 +115,12 @@ def test_losses_on_what_was_known_do_not_add_up_over_heads() -> None:
             {"r": tokens["r"] + 20, "b": tokens["b"] - 3},
         )  # less than a percent
 
-        def walk(own: Any, found: dict[str, int]) -> dict[str, Walked]:
+        def walk(own: Any, share: float, learned: dict[str, int], known: Any) -> dict[str, Walked]:
+            found = learned if share else known
             return {r.id: Walked("a", 100, found[r.id[0]]) for r in own}
 
-        verdict = checker.check(
-            records["r"], records["b"],  # type: ignore[arg-type]
-            serving=partial(walk, found=before), learned=partial(walk, found=tokens),
-        )  # fmt: skip
+        own = partial(walk, learned=tokens, known=before)
+        verdict = checker.check(records["r"], records["b"], own)  # type: ignore[arg-type]
         assert verdict.recent.is_better and verdict.base.old == 4.0
         assert verdict.is_accepted == (number < 2), verdict.reason
         checker.swapped(is_learned=True)

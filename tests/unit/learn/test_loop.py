@@ -37,15 +37,15 @@ class Scripted:
         self._level += self._gain
         return 1.0
 
-    def walk(self, records: Sequence[Any], *, is_serving: bool = False) -> dict[str, Walked]:
-        more = 0.0 if is_serving else self._level
+    def walk(self, records: Sequence[Any], share: float) -> dict[str, Walked]:
+        more = self._level * share
         return {r.id: Walked(r.category, 100, int(150 + 100 * more), 100, 50) for r in records}
 
-    def write(self, out: Path, details: dict[str, Any]) -> None:
-        self.calls.append(f"write {out.name}")
+    def write(self, out: Path, details: dict[str, Any], share: float) -> None:
+        self.calls.append(f"write {out.name} at {share}")
 
-    def adopt(self) -> None:
-        self.calls.append("adopt")
+    def adopt(self, share: float) -> None:
+        self.calls.append(f"adopt at {share}")
 
     def reset(self) -> None:
         self.calls.append("reset")
@@ -79,7 +79,7 @@ def test_a_better_head_is_offered_and_nothing_is_done_until_it_is_answered(tmp_p
         assert loop.turn()
     assert not loop.turn(), "it waits for the server"
     loop.served(tmp_path / "0001")
-    assert training.calls == ["write 0001", "adopt"] and loop.turn()
+    assert training.calls == ["write 0001 at 1.0", "adopt at 1.0"] and loop.turn()
     offer = dict(told)["offer"]
     assert offer["name"] == "0001" and offer["promise"]["recent"]["new"] > 1.5
 
@@ -125,7 +125,7 @@ def test_a_full_disk_when_a_head_is_written_is_said_and_learning_goes_on(
     training = Scripted(gain=0.1)
     loop, told = make(tmp_path, training)
 
-    def full(out: Path, details: dict[str, Any]) -> None:
+    def full(out: Path, details: dict[str, Any], share: float) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(training, "write", full)

@@ -571,3 +571,16 @@ def test_a_layout_that_is_not_computed_is_refused(change: dict[str, Any]) -> Non
     trunk, _ = models("qwen2", *LAYOUTS["two chained"])
     with pytest.raises(UnsupportedFamily, match="not run by the embedded engine"):
         MTPHead(trunk.config, replace(HeadLayout(), **change), 1)
+
+
+def test_an_out_norm_without_the_mean_is_a_layer_norm() -> None:
+    """What the last norm of Nemotron-H's head is: an RMS norm in vLLM, a layer norm elsewhere."""
+    layout = family("nemotron_h").layout
+    assert layout.unsettled == ("out_norm_mean",) and layout.out_norm_mean == "kept"
+    module = models("nemotron_h", replace(layout, out_norm_mean="subtracted"), 1)[1].modules_[0]
+    x = torch.randn(3, len(module.out_norm.weight)).double() + 1
+    expected = torch.nn.functional.layer_norm(
+        x, x.shape[-1:], module.out_norm.weight, eps=module.out_norm.eps
+    )
+    torch.testing.assert_close(module.out_norm(module._before_norm(x)), expected)
+    assert (module.out_norm(x) - expected).abs().max() > 1e-2

@@ -3,11 +3,13 @@ whose channels fade each by itself, gated latent attention, groups of experts.""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.model_reference import (
     SMALL,
     PagedRun,
@@ -16,12 +18,14 @@ from support.model_reference import (
     sources,
     transformers_model,
 )
+from torch.nn.functional import silu
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import UnsupportedFamily
 from headstart.models.build import build
 from headstart.models.config_reader import model_config
 from headstart.models.loading import TrunkNames, load_trunk
+from headstart.models.moe_config import Limit
 from headstart.models.trunk import Trunk
 
 LING: dict[str, Any] = {
@@ -86,6 +90,57 @@ def test_an_open_gate_would_show(tmp_path: Path) -> None:
     trunk.layers[1].attention.gate.weight.zero_()  # half open for every head
     found = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
     assert (found - theirs(torch.tensor([IDS])).logits[0]).abs().max() > 1e-2
+
+
+LIMITS: dict[str, Any] = {
+    "expert_swiglu_limit_list": [9.0, 0.0, 0.05, None],
+    "share_expert_swiglu_limit_list": [9.0, 0.07, 0.0],
+}
+
+
+def test_limits_of_inner_products_are_those_of_each_layer() -> None:
+    """transformers leaves them out; a list may be shorter than there are layers, and the dense
+    first layer has none."""
+    kinds = model_config({**LING, **LIMITS}).layers
+    assert [kind.shared_limit for kind in kinds] == [None, Limit(0.07), None, None]
+    assert [kind.limit for kind in kinds[1:]] == [None, Limit(0.05), None]
+
+
+@torch.inference_mode()
+def test_limited_experts_equal_the_formula(tmp_path: Path) -> None:
+    """silu(gate) is cut off above, up on both sides, with the limits of the two parts."""
+    written({}, tmp_path)
+    file = tmp_path / "config.json"
+    given = json.loads(file.read_text())
+    most, shared_most = 0.05, 0.03
+    given |= {
+        "expert_swiglu_limit_list": [0, 0, most],
+        "share_expert_swiglu_limit_list": [0, 0, shared_most],
+    }
+    file.write_text(json.dumps(given))
+    mlp = build(Checkpoint.open(tmp_path), device="cpu", dtype="float64").trunk.layers[2].mlp
+    stored = {
+        name.partition("layers.2.mlp.")[2]: value.double()
+        for name, value in load_file(tmp_path / "model.safetensors").items()
+    }
+    x = torch.randn(5, LING["hidden_size"], generator=torch.Generator().manual_seed(1)).double()
+
+    def limited(at: str, row: torch.Tensor, limit: float) -> torch.Tensor:
+        gate, up, down = (stored[f"{at}{part}_proj.weight"] for part in ("gate", "up", "down"))
+        return (silu(row @ gate.T).clamp(max=limit) * (row @ up.T).clamp(-limit, limit)) @ down.T
+
+    chosen, weights = mlp.router(x)
+    expected = torch.stack(
+        [
+            limited("shared_experts.", row, shared_most)
+            + sum(
+                weight * limited(f"experts.{int(expert)}.", row, most)
+                for expert, weight in zip(experts, shares, strict=True)
+            )
+            for row, experts, shares in zip(x, chosen, weights, strict=True)
+        ]
+    )
+    torch.testing.assert_close(mlp(x), expected)
 
 
 @pytest.mark.parametrize(

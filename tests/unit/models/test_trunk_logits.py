@@ -75,6 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "llama, llama3 rope": {"model_type": "llama", "rope_scaling": LLAMA3, "rope_theta": 5e4},
     "llama, yarn": {"model_type": "llama", "rope_scaling": YARN},
+    "mistral, wide heads": {"model_type": "mistral", "sliding_window": None, "head_dim": 16},
     "llama, yarn with attention factor": {
         "model_type": "llama", "rope_scaling": {**YARN, "attention_factor": 1.4},
     },

@@ -75,8 +75,18 @@ def test_passes_without_a_kv_cache_are_passed_over(slots: dict[str, Tensor]) -> 
     assert not len(kept.states)
     kept.open(16)
     slots.clear()
+    kept.record(torch.ones(1), torch.ones(1), torch.full((1, WIDTH), 9.0))
+    assert not kept.states.any()
+
+
+def test_rows_are_there_before_a_pass_can_be_captured(slots: dict[str, Tensor]) -> None:
+    kept = StateTable(frozenset({LAYER}))
     kept.record(torch.ones(1), torch.ones(1), torch.ones(1, WIDTH))
-    assert not len(kept.states)
+    kept.open(16)
+    made = kept.states
+    assert made.shape == (17, WIDTH)
+    passing(kept, slots)([0], [0], [1])
+    assert kept.states is made
 
 
 def test_positions_of_three_axes_are_those_of_text(slots: dict[str, Tensor]) -> None:
