@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -119,15 +120,18 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     work.mkdir(parents=True, exist_ok=True)
     texts, asked = requests(arguments.texts, served=arguments.served, measured=arguments.asked)
     folder = work / f"learn-{int(time.time())}"
+    if arguments.filled is not None:
+        shutil.copytree(arguments.filled, folder)
     learn = ["--learn", str(folder), "--learn-share", str(arguments.share)]
     servers = {"without": Server(ready(), [], work / "without.log")}
     servers["without"].signal_all(signal.SIGSTOP)
     servers["learning"] = Server(ready(), learn, work / "learning.log")
     result: dict[str, Any] = {name: [] for name in servers}
     try:
-        servers["learning"].load(texts, 8, is_kept=True)
+        if arguments.filled is None:
+            servers["learning"].load(texts, 8, is_kept=True)
         status = folder / "status.json"
-        while json.loads(status.read_text())["steps"] < 3:
+        while not status.is_file() or json.loads(status.read_text())["steps"] < 3:
             time.sleep(2)  # it learns: from now on it would always run if it were let
         servers["learning"].signal_all(signal.SIGSTOP)
         for _ in range(arguments.rounds):
@@ -158,7 +162,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("texts", "work", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
-    parser.add_argument("--served", type=int, default=16, help="texts of each kind to learn from")
+    parser.add_argument("--filled", type=Path, help="a folder of --learn with enough texts already")
+    parser.add_argument("--served", type=int, default=24, help="texts of each kind to learn from")
     parser.add_argument("--asked", type=int, default=8, help="requests of each kind in a round")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=4)

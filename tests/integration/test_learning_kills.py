@@ -1,4 +1,8 @@
-"""A learning server that is killed at any stage, or whose disk is full: the next start goes on."""
+"""A learning server that is killed at any stage, or whose disk is full: the next start goes on.
+
+Each starts two servers and two learners, so they are long: run on 2026-11-18, all stages but
+"answers are held" and "steps", and the full disk, passed.
+"""
 
 from __future__ import annotations
 
