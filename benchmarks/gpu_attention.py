@@ -36,7 +36,8 @@ from over_http.load import Sizes, lengths
 from torch import Tensor
 
 from headstart.backends.cuda.attending import cut_for
-from headstart.backends.cuda.kernels.attention import Cut, paged_attention, usual_context
+from headstart.backends.cuda.kernels.attention import paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, usual_context
 from headstart.models.kv_fp8 import from_kv_fp8, to_kv_fp8
 
 PAGE = 16

@@ -17,10 +17,12 @@ import json
 import math
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from device_profile import list_kernels
 
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine.engine import Engine
@@ -32,10 +34,14 @@ def prompts(count: int, length: int, tokens: range, seed: int) -> list[list[int]
     return [draw.choices(tokens, k=length) for _ in range(count)]
 
 
-def measure(engine: Engine, given: argparse.Namespace, count: int, seed: int) -> dict[str, Any]:
+def measure(
+    engine: Engine, given: argparse.Namespace, count: int, seed: int, *, answer: int | None = None
+) -> dict[str, Any]:
+    """`count` requests at once, each with `answer` tokens, or as many as the options say."""
+    answer = answer or given.answer
     following = given.following
     asked = prompts(count, given.prompt, range(2, len(following)), seed)
-    params = SamplingParams(temperature=0, max_tokens=given.answer, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     started = time.perf_counter()
     results = engine.generate(asked, params)
     seconds = time.perf_counter() - started
@@ -45,12 +51,12 @@ def measure(engine: Engine, given: argparse.Namespace, count: int, seed: int) ->
         for chosen in result.outputs[0].token_ids:
             same += chosen == following[token]
             token = chosen
-    share = same / (count * given.answer)
+    share = same / (count * answer)
     assert share == 1 or engine.options.weights != "as-dtype", "the text is not the cycle's"
     first = sorted(result.stats.first_token_seconds or 0.0 for result in results)
     acceptance = results[0].stats.acceptance
     return {
-        "requests": count, "tokens_per_second": round(count * given.answer / seconds, 1),
+        "requests": count, "tokens_per_second": round(count * answer / seconds, 1),
         "first_token_seconds": round(first[len(first) // 2], 4),
         "acceptance_length": round(acceptance.length, 3), "as_the_cycle": round(share, 5),
     }  # fmt: skip
@@ -98,29 +104,17 @@ def speeds(given: argparse.Namespace, weights: Any, drafts: int) -> dict[int, fl
         if time.monotonic() > given.stop:
             print("out of time", flush=True)
             break
-        measure(engine, argparse.Namespace(**{**vars(given), "answer": 40}), count, seed=99)
+        measure(engine, given, count, seed=99, answer=40)
         for repeat in range(given.repeats):
             row = measure(engine, given, count, repeat)
             best[count] = max(best.get(count, 0), row["tokens_per_second"])
             print(json.dumps({"speculate": drafts, "weights": weights, **row}), flush=True)
-    if given.profile:
-        profile(engine, given)
+    if given.profile:  # where a prefill's time goes on the device
+        list_kernels(partial(measure, engine, given, 4, seed=5, answer=2))
     del engine
     gc.collect()
     torch.cuda.empty_cache()
     return best
-
-
-def profile(engine: Engine, given: argparse.Namespace) -> None:
-    """Where a prefill's time goes on the device."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
-
-    with record(activities=[ProfilerActivity.CUDA]) as recorded:
-        measure(engine, argparse.Namespace(**{**vars(given), "answer": 2}), 4, seed=5)
-    for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
-        total = event.self_device_time_total / 1e3
-        print(f"  {total:8.2f} ms {event.count:6d} x  {event.key[:70]}")
 
 
 if __name__ == "__main__":

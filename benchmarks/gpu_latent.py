@@ -22,7 +22,7 @@ from gpu_attention import _CACHES, _SHOWN, DTYPE, PAGE, Contexts, measure
 from graph_timing import DEVICE, device_name, seconds_over
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.latent import cut_for, latent_attention
 from headstart.backends.cuda.kernels.latent_heads import lift_queries, lower_latents
 from headstart.backends.cuda.kernels.latent_rows import Turn

@@ -63,10 +63,10 @@ from headstart.backends.cuda.experts import (
 )
 from headstart.backends.cuda.kernels import moe as kernels
 from headstart.backends.cuda.kernels import moe_rows, moe_wide_groups
+from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS
 from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.backends.cuda.kernels.rows import add_norm

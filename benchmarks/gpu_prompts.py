@@ -34,7 +34,8 @@ from headstart.calibrate.shape_config import shape_config
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.models.attention import LayerCache, Span
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.sampling.params import SamplingParams
 
 IS_GPU = DEVICE.type == "cuda"

@@ -19,11 +19,10 @@ interpreted: try --only tiny --rows 2.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,44 +33,40 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
 
 import triton
-from graph_timing import DEVICE, L2_BYTES, device_name, seconds_over
+from graph_timing import DEVICE, device_name, seconds_over
+from quantized_ways import (
+    Way,
+    engine_way,
+    fp8_cuts,
+    fp8_library,
+    fp8_ways,
+    int4_cuts,
+    int4_library,
+    int4_ways,
+)
+from quantized_weights import (
+    DTYPE,
+    NUM_BYTES,
+    SHAPES,
+    copies_of,
+    dense,
+    dense_rows,
+    error_of,
+)
 from torch import Tensor
-from torch.nn.functional import silu
 
-from headstart.backends.cuda.forward import Kernels
-from headstart.backends.cuda.fp8_library import library_fp8, library_scales
 from headstart.backends.cuda.kernels.eight_bits import (
     GROUP,
-    Fp8Rows,
-    IntegerRows,
     fp8_rows,
     integer_rows,
     silu_fp8,
     silu_integers,
 )
-from headstart.backends.cuda.kernels.fp8_products import BLOCK, choose_fp8, gated_fp8, partial_fp8
-from headstart.backends.cuda.kernels.group_packing import (
-    PackedGroups,
-    dequantized_groups,
-    packed_groups,
-)
-from headstart.backends.cuda.kernels.groups import choose_groups, partial_groups
-from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.rows import silu_product
-from headstart.models.linear import Linear
 
-SHAPES = {
-    "qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (22016, 4096), "down": (4096, 11008),
-    "lm_head": (151680, 4096), "tiny": (256, 256),
-}  # fmt: skip
-DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 # Sums of a step keep few bits; SiLU's result is rounded to e4m3 where the kernel does that.
 TOLERANCE, ROUNDED_TOLERANCE = 0.01, 0.05
 SHOWN = 3
 MAX_OWN_ROWS = 512
-
-Fp8Weight = tuple[Tensor, Tensor]
-Way = tuple[str, Callable[[Any], Any]]  # a name, and what it does with a copy of the weight
 
 
 @dataclass
@@ -87,214 +82,10 @@ class Search:
         return time.monotonic() > self.stop
 
 
-# --- weights ------------------------------------------------------------------------------------
-
-
-def plain_weight(outputs: int, inputs: int) -> Linear:
-    layer = Linear(0, 0)
-    # Rows of different sizes, so that a scale in the wrong place shows.
-    sizes = torch.logspace(-1, 0, outputs, device=DEVICE, dtype=DTYPE)
-    values = torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE)
-    layer.weight = torch.nn.Parameter(values.mul_(sizes[:, None]), requires_grad=False)
-    return layer
-
-
-def fp8_values(outputs: int, inputs: int) -> Tensor:
-    # Seven times the mean size is still a number of the format.
-    return torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE).mul_(60).to(torch.float8_e4m3fn)
-
-
-def row_weight(outputs: int, inputs: int) -> Fp8Weight:
-    return fp8_values(outputs, inputs), torch.logspace(-3, -2, outputs, device=DEVICE)
-
-
-def block_weight(outputs: int, inputs: int) -> Fp8Weight:
-    scales = torch.rand(-(-outputs // BLOCK), -(-inputs // BLOCK), device=DEVICE)
-    return fp8_values(outputs, inputs), (0.5 + scales) / 100
-
-
-def int4_weight(outputs: int, inputs: int) -> PackedGroups:
-    codes = torch.randint(256, (outputs, inputs // 2), dtype=torch.uint8, device=DEVICE)
-    scales = (0.5 + torch.rand(outputs, inputs // GROUP, device=DEVICE)) / 10
-    return packed_groups(codes, scales.to(torch.bfloat16), None, 4)
-
-
-WEIGHTS: dict[str, Callable[[int, int], Any]] = {
-    "bf16": plain_weight, "row": row_weight, "block": block_weight, "int4": int4_weight,
-}  # fmt: skip
-NUM_BYTES = {"bf16": 2.0, "row": 1.0, "block": 1.0, "int4": 0.5 + 2 / GROUP}
-
-
-def copies_of(form: str, outputs: int, inputs: int) -> list[Any]:
-    size = outputs * inputs * NUM_BYTES[form]
-    count = max(2, -(-L2_BYTES // int(size))) if DEVICE.type == "cuda" else 1
-    return [WEIGHTS[form](outputs, inputs) for _ in range(count)]
-
-
-def dense(weight: Any) -> Tensor:
-    """W in fp32."""
-    if isinstance(weight, Linear):
-        return weight.weight.float()
-    if isinstance(weight, PackedGroups):
-        low, high = (weight.weight << 4) >> 4, weight.weight >> 4  # with their signs
-        halves = [part.view(len(part), -1, 1, weight.half) for part in (low, high)]
-        codes = torch.cat(halves, 2).flatten(1).float()
-        return codes.mul_(weight.scales.t().float().repeat_interleave(weight.group, 1))
-    values: Tensor = weight[0]
-    scales: Tensor = weight[1]
-    if scales.dim() == 1:
-        return values.float() * scales[:, None]
-    wide = scales.repeat_interleave(BLOCK, 0)[: values.shape[0]]
-    return values.float() * wide.repeat_interleave(BLOCK, 1)[:, : values.shape[1]]
-
-
 # --- rows and results -----------------------------------------------------------------------------
 
 
-def dense_rows(rows: Tensor | Fp8Rows | IntegerRows) -> Tensor:
-    """What rounded rows stand for."""
-    if isinstance(rows, Tensor):
-        return rows.float()
-    values = rows.values.float()
-    group = rows.group or values.shape[1]
-    values = values * rows.scales.repeat_interleave(group, 0)[: values.shape[1]].t()
-    return values[::2] + values[1::2] if isinstance(rows, IntegerRows) else values
-
-
-def error_of(name: str, wanted: Tensor, found: Any) -> float:
-    """Relative to the size of what is wanted (LM head: of the best logit)."""
-    if name == "lm_head":
-        chosen = wanted.gather(1, found[:, None]).squeeze(1)
-        return float((1 - chosen / wanted.amax(1)).max())
-    if name == "gate_up":
-        gate, up = wanted.chunk(2, -1)
-        wanted = silu(gate) * up
-    if isinstance(found, Tensor):
-        found = found.float().sum(0) if found.dim() == 3 else found.float()
-    else:
-        found = dense_rows(found)
-    return float((found - wanted).norm() / wanted.norm())
-
-
-# --- cuts -----------------------------------------------------------------------------------------
-
-
-def splits_of(name: str, outputs: int, inputs: int, tile: int, rows: int) -> list[int]:
-    """One to three programs for each processor, and two kilobytes of a line for each."""
-    if name in ("gate_up", "lm_head"):
-        return [1]
-    programs = -(-outputs // tile) * -(-rows // 128)
-    fits = [s for s in (1, 2, 4, 8) if 90 <= programs * s <= 520 and inputs // s >= 1024]
-    return fits or [1]
-
-
-def fp8_cuts(name: str, outputs: int, inputs: int, rows: int) -> Iterator[tuple[Shape, bool]]:
-    """Cuts, and whether the copy engine fetches tiles."""
-    if DEVICE.type == "cpu":
-        cut = Shape(64, 128, 1 if name == "gate_up" else 2)
-        yield from ((cut, streams) for streams in (False, True))
-        return
-    if rows <= 16:
-        tiles = [(64, 256, 4, 3), (64, 256, 4, 4), (64, 128, 4, 4), (64, 128, 4, 6),
-                 (64, 512, 4, 3)]  # fmt: skip
-        streamed = [(64, 256, 4, 4), (64, 128, 4, 6)]
-    elif rows <= 64:
-        tiles = [(64, 256, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6)]
-        streamed = [(64, 256, 4, 3), (64, 128, 4, 4), (64, 128, 4, 6), (128, 128, 8, 4)]
-    else:
-        tiles = [(64, 128, 4, 4), (128, 128, 8, 3)]
-        streamed = [(64, 128, 4, 4), (64, 128, 4, 6), (128, 128, 8, 3), (128, 128, 8, 4)]
-    for streams, (n, k, warps, stages) in itertools.chain(
-        ((False, cut) for cut in tiles), ((True, cut) for cut in streamed)
-    ):
-        for splits in splits_of(name, outputs, inputs, n, rows):
-            yield Shape(n, k, splits, warps, stages), streams
-
-
-def int4_cuts(name: str, outputs: int, inputs: int, rows: int) -> Iterator[Shape]:
-    if DEVICE.type == "cpu":
-        yield Shape(64, 256, 1)
-        return
-    if rows <= 16:
-        tiles = [(64, 256, 4, 4), (64, 256, 4, 6), (64, 512, 4, 3), (64, 512, 4, 4),
-                 (128, 256, 8, 4)]  # fmt: skip
-    else:
-        tiles = [(64, 256, 4, 3), (64, 256, 4, 4), (128, 256, 8, 3), (64, 256, 8, 3)]
-    for n, k, warps, stages in tiles:
-        for splits in splits_of(name, outputs, inputs, n, rows):
-            yield Shape(n, k, splits, warps, stages)
-
-
-def cut_name(cut: Shape) -> str:
-    return f"{cut.outputs}x{cut.inputs} s{cut.splits} w{cut.warps} d{cut.stages}"
-
-
 # --- ways -----------------------------------------------------------------------------------------
-
-
-def noise_of(rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    zeros = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
-    return zeros.float(), zeros, zeros
-
-
-def engine_way(name: str, x: Tensor) -> Way:
-    kernels = Kernels()
-    if name == "gate_up":
-        return "engine", lambda layer: kernels.gated(x, layer)
-    if name == "lm_head":
-        return "engine", lambda layer: kernels.choose(x, layer, *noise_of(len(x)))
-    return "engine", lambda layer: kernels.product(x, layer)
-
-
-def fp8_ways(name: str, rows: Fp8Rows, cut: Shape, *, streams: bool) -> Iterator[Way]:
-    label = f"r{rows.group} {cut_name(cut)}{' tma' if streams else ''}"
-    if name == "gate_up":
-        yield (
-            f"fused {label}",
-            lambda w: gated_fp8(rows, w[0], w[1], cut, streams=streams, dtype=DTYPE),
-        )
-        yield (
-            f"then silu {label}",
-            lambda w: silu_fp8(partial_fp8(rows, w[0], w[1], cut, streams=streams)),
-        )
-    elif name == "lm_head":
-        noise = noise_of(rows.shape[0])
-        yield label, lambda w: choose_fp8(rows, w[0], w[1], *noise, None, cut, streams=streams)
-    else:
-        yield label, lambda w: partial_fp8(rows, w[0], w[1], cut, streams=streams)
-
-
-def int4_ways(name: str, rows: IntegerRows, cut: Shape) -> Iterator[Way]:
-    label = cut_name(cut)
-    if name == "gate_up":
-        yield f"then silu {label}", lambda w: silu_integers(partial_groups(rows, w, cut))
-    elif name == "lm_head":
-        noise = noise_of(rows.shape[0])
-        yield label, lambda w: choose_groups(rows, w, *noise, None, cut)
-    else:
-        yield label, lambda w: partial_groups(rows, w, cut)
-
-
-def fp8_library(name: str, rows: Fp8Rows) -> Iterator[Way]:
-    """By torch, which tells the recipe from the scales; a choice is not included."""
-
-    def product(weight: Fp8Weight) -> Tensor:
-        found = library_fp8(rows, weight[0], library_scales(weight[1]), torch.bfloat16)
-        return silu_product(found) if name == "gate_up" else found
-
-    yield f"torch._scaled_mm r{rows.group}", product
-
-
-def int4_library(name: str, x: Tensor) -> Way:
-    def product(weight: PackedGroups) -> Tensor:
-        return torch.mm(x, dequantized_groups(weight, x.dtype).t())
-
-    if name == "gate_up":
-        return "to bf16, torch.mm, SiLU", lambda w: silu_product(product(w))
-    return "to bf16, torch.mm", product
-
-
-# --- the search -----------------------------------------------------------------------------------
 
 
 def compile_together(ways: Sequence[Way], copy: Any) -> None:
@@ -345,7 +136,6 @@ def measure(search: Search, name: str, rows: int, held: dict[str, list[Any]]) ->
         if search.is_over:
             return
         reference = dense(copies[0])
-        given: dict[int, Any] = {}
         if form == "bf16":
             found = timed_ways(
                 search, name, [engine_way(name, x)], copies, x.float() @ reference.t()
@@ -363,7 +153,7 @@ def measure(search: Search, name: str, rows: int, held: dict[str, list[Any]]) ->
                 wanted = x.float() @ reference.t()
                 found += timed_ways(search, name, [int4_library(name, x)], copies, wanted)
         else:
-            found = fp8_search(search, name, form, x, copies, reference, given)
+            found = fp8_search(search, name, form, x, copies, reference)
         if not found:
             continue
         found.sort()
@@ -386,7 +176,6 @@ def measure(search: Search, name: str, rows: int, held: dict[str, list[Any]]) ->
 
 def fp8_search(
     search: Search, name: str, form: str, x: Tensor, copies: Sequence[Any], reference: Tensor,
-    given: dict[int, Any],
 ) -> list[tuple[float, str, float]]:  # fmt: skip
     """All cuts with a scale per 128 inputs; the best ones with other groups of rows; libraries."""
     outputs, inputs = SHAPES[name]

@@ -23,80 +23,36 @@ fp8-online (both engines round a bf16 checkpoint while loading it) need 15 GB of
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from versus.measure import Sizes, Turns, speeds
 from versus.process import Failed, Worker, settings_of
+from versus.quantized_cases import (
+    ACTIVE,
+    ANSWER,
+    CASES,
+    DRAFTS,
+    GIB,
+    PROMPT,
+    RATE,
+    SPARE_TOKENS,
+    cycle_of,
+    write_checkpoint,
+)
 from versus.quantized_page import figures, last_line, page, told, why
-from versus.quick_checkpoints import write_quickly
 from versus.report import write_json
+from versus.vllm_compiling import VllmCompiling
 
-from headstart.calibrate.calibrated import agreement_of
-from headstart.calibrate.shape_config import shape_config
-
-DRAFTS, RATE, ACTIVE = 3, 0.8, 32000
-PROMPT, ANSWER = 1000, 500
-_SPARE_TOKENS = 64
-_GIB = 2**30
 # Of the GPU, beside weights and K/V: context, captured rounds, workspace, copies for drafts.
 _BESIDE = {"headstart": 4.0, "vllm": 5.0}
 _COMPILING_GIB = 28  # of the processes that compile vLLM's kernels
-_MIMO, _DEEPSEEK = "mimo-7b", "deepseek-v3,layers=8,experts=32,vocab=32768"
-
-
-@dataclass(frozen=True)
-class Case:
-    """A checkpoint, how both engines are told to run it, and with how many requests at once."""
-
-    shape: str
-    weights: str | None  # the format in which it is stored
-    requests: tuple[int, ...] = (1, 16)
-    headstart: dict[str, Any] = field(default_factory=dict)
-    vllm: dict[str, Any] = field(default_factory=dict)
-    vllm_env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def folder(self) -> str:
-        return f"{self.shape.partition(',')[0]}-{self.weights or 'bf16'}"
-
-    @property
-    def kv_bytes(self) -> int:
-        """For all requests, in bf16, and some more."""
-        config = shape_config(self.shape)
-        each = 2 * config["num_key_value_heads"] * config.get("head_dim", 0)
-        if "kv_lora_rank" in config:
-            each = config["kv_lora_rank"] + config["qk_rope_head_dim"]
-        tokens = max(self.requests) * (PROMPT + ANSWER + _SPARE_TOKENS)
-        return int(1.05 * tokens * each * 2 * (config["num_hidden_layers"] + 1)) + (1 << 28)
-
-
-FP8 = (1, 16, 80)
-# Its next best products of blocks (CUTLASS), which are compiled already.
-_NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
-CASES = {
-    "fp8-row": Case(_MIMO, "fp8-row", FP8),
-    "fp8-block": Case(_MIMO, "fp8-block", FP8),
-    "fp8-block-cutlass": Case(_MIMO, "fp8-block", vllm_env=_NO_DEEP_GEMM),
-    "awq": Case(_MIMO, "awq"),
-    "gptq": Case(_MIMO, "gptq"),
-    "compressed-tensors": Case(_MIMO, "compressed-tensors"),
-    "moe": Case(_DEEPSEEK, "fp8-block"),
-    "moe-cutlass": Case(_DEEPSEEK, "fp8-block", vllm_env=_NO_DEEP_GEMM),
-    "bf16": Case(_MIMO, None, FP8),
-    "fp8-online": Case(_MIMO, None, FP8, {"weights": "fp8"}, {"quantization": "fp8"}),
-}
 
 
 class Run:
@@ -106,7 +62,7 @@ class Run:
         self._given, self._began = given, time.perf_counter()
         self._work = Path(tempfile.mkdtemp(prefix="quantized-"))
         self._sizes = Sizes(PROMPT, ANSWER, given.repeats, 0, (), given.agree)
-        self._compiling: subprocess.Popen[bytes] | None = None
+        self._compiling: VllmCompiling | None = None
         self._engines: dict[tuple[str, str], Worker] = {}
         self._ready: dict[tuple[str, str], dict[str, Any] | None] = {}
         self._needed: dict[tuple[str, str], float] = {}
@@ -152,7 +108,10 @@ class Run:
                 "engines": {}, "rows": [],
             }  # fmt: skip
         if self._given.compile_first:
-            self._compile([self._given.models / CASES[name].folder for name in waiting])
+            models = [self._given.models / CASES[name].folder for name in waiting]
+            self._compiling = VllmCompiling(
+                models, self._work / "kernels.log", self._given.vllm_python, self._given.vllm_env
+            )
         try:
             while waiting:
                 self._launch(waiting)
@@ -170,31 +129,16 @@ class Run:
         finally:
             for worker in self._engines.values():
                 worker.stop()
-            if self._is_compiling() and self._compiling is not None:
-                os.killpg(self._compiling.pid, signal.SIGKILL)
+            if self._compiling is not None:
+                self._compiling.stop()
             self.write()
 
-    def _compile(self, models: list[Path]) -> None:
-        """Let vLLM's kernels for FP8 in blocks be compiled while its engines start."""
-        folders = sorted({str(folder) for folder in models if folder.name.endswith("fp8-block")})
-        python = self._given.vllm_python or sys.executable
-        command = [python, str(Path(__file__).with_name("versus") / "vllm_kernels.py"), *folders]
-        environment = {
-            **os.environ,
-            **settings_of("vllm", None, self._given.vllm_env)["environment"],
-        }
-        with (self._work / "kernels.log").open("w") as log:
-            self._compiling = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment,
-                start_new_session=True,
-            )  # fmt: skip
-
     def _is_compiling(self) -> bool:
-        """Whether that still runs; what it said is kept when it has ended."""
-        if self._compiling is None or self._compiling.poll() is None:
+        """Whether vLLM's kernels still compile; what was said is kept when they are done."""
+        if self._compiling is None or self._compiling.is_running:
             return self._compiling is not None
         if "compiled" not in self.document:
-            lines = (self._work / "kernels.log").read_text(errors="replace").splitlines()
+            lines = self._compiling.lines
             self.document["compiled"] = [line for line in lines if line.startswith("[")]
             self.say(f"kernels of vLLM: {lines[-1] if lines else 'nothing compiled'}")
         return False
@@ -224,7 +168,7 @@ class Run:
 
     def _gib(self, name: str, engine: str) -> float:
         files = self.document["cases"][name]["file_bytes"]
-        return float((files + CASES[name].kv_bytes) / _GIB + _BESIDE[engine])
+        return float((files + CASES[name].kv_bytes) / GIB + _BESIDE[engine])
 
     def _settings(self, name: str, engine: str) -> dict[str, Any]:
         case, is_vllm = CASES[name], engine == "vllm"
@@ -235,15 +179,15 @@ class Run:
         return {
             **settings_of(engine, self._given.vllm_python if is_vllm else None, environment),
             "model": str(model.resolve()), "drafts": DRAFTS, "max_requests": max(case.requests),
-            "max_model_len": PROMPT + ANSWER + _SPARE_TOKENS, "draft_vocab": 0,
-            "kv_gib": case.kv_bytes / _GIB, "memory": self._given.vllm_memory,
+            "max_model_len": PROMPT + ANSWER + SPARE_TOKENS, "draft_vocab": 0,
+            "kv_gib": case.kv_bytes / GIB, "memory": self._given.vllm_memory,
             "patience": self._given.patience, "active": ACTIVE,
             "cycle": str(cycle_of(model).resolve()),
             "options": {**own, **(case.vllm if is_vllm else case.headstart)},
         }  # fmt: skip
 
     def _settle(self) -> None:
-        """Note who has started and who never will."""
+        """Note which engines have started and which never will."""
         for key, worker in self._engines.items():
             if key in self._ready or not (worker.has_settled or worker.is_overdue):
                 continue
@@ -276,7 +220,7 @@ class Run:
         return None
 
     def _measure(self, name: str) -> None:
-        """Rows of a case, while nobody else runs; then its engines end."""
+        """Rows of a case, while nothing else runs; then its engines end."""
         keys = [(name, engine) for engine in self._given.engines]
         workers = [self._engines[key] for key in keys if self._ready.get(key)]
         starting = [
@@ -337,16 +281,6 @@ class Run:
 
     def say(self, text: str) -> None:
         print(f"[{self._seconds():6.1f} s] {text}", flush=True)
-
-
-def cycle_of(model: Path) -> Path:
-    """The file with what follows each token in its texts; written last."""
-    return model.with_suffix(".cycle.json")
-
-
-def write_checkpoint(shape: str, weights: str | None, out: Path, active: int) -> None:
-    write_quickly(shape, weights, out, rate=RATE, active=active)
-    cycle_of(out).write_text(json.dumps(agreement_of(out).following.tolist()))
 
 
 def options() -> argparse.Namespace:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from device_profile import kernel_events
 from graph_timing import copy_speed, timed
 from random_models import random_model
 
@@ -26,7 +27,7 @@ from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = torch.device("cuda")
@@ -112,14 +113,14 @@ def main() -> None:
 
 
 def profile(graphs: Graphs, count: int, drafts: int) -> None:
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as record
+    """Where the time of a round goes on the device."""
 
-    with record(activities=[ProfilerActivity.CUDA]) as recorded:
+    def rounds() -> None:
         for _ in range(3):
             graphs.run(RoundShape.usual(count, drafts))
         torch.cuda.synchronize()
-    for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
+
+    for event in kernel_events(rounds)[:14]:
         each = event.self_device_time_total / event.count
         total = event.self_device_time_total / 3e3
         print(f"  {total:8.3f} ms {event.count // 3:5d} x {each:7.1f} us  {event.key[:64]}")

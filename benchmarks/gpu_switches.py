@@ -19,17 +19,17 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from device_profile import list_kernels
 from gpu_engine import measure
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile as record
 
 from headstart.backends.cuda import attending, group_linear
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine.engine import Engine
 
@@ -51,8 +51,7 @@ def switched(names: list[str]) -> Iterator[None]:
             if name == "whole":
                 stack.enter_context(patch.object(attending, "cut_for", cut_whole))
             elif name == "integers":
-                never = lambda packed, rows, dtype: False  # noqa: E731
-                stack.enter_context(patch.object(group_linear, "takes_wide", never))
+                stack.enter_context(patch.object(group_linear, "takes_wide", return_value=False))
             elif name != "none":
                 raise SystemExit(f"--switches: {name} is none of integers, whole, none")
         yield
@@ -67,7 +66,7 @@ def run(given: argparse.Namespace, switches: str) -> list[dict[str, Any]]:
     print(f"{switches}: started in {time.perf_counter() - began:.1f} s", flush=True)
     found = []
     for count in given.requests:
-        measure(engine, argparse.Namespace(**{**vars(given), "answer": 40}), count, seed=99)
+        measure(engine, given, count, seed=99, answer=40)
         rows = [measure(engine, given, count, seed) for seed in range(given.repeats)]
         speeds = [row["tokens_per_second"] for row in rows]
         row = {**rows[0], "switches": switches, "each": speeds,
@@ -75,22 +74,12 @@ def run(given: argparse.Namespace, switches: str) -> list[dict[str, Any]]:
         print(json.dumps(row), flush=True)
         found.append(row)
     if given.profile and torch.cuda.is_available():
-        list_kernels(engine, given)
+        most = max(given.requests)
+        list_kernels(partial(measure, engine, given, most, seed=5, answer=60), _LISTED)
     del engine
     gc.collect()
     torch.cuda.empty_cache()
     return found
-
-
-def list_kernels(engine: Engine, given: argparse.Namespace) -> None:
-    """Milliseconds of the device by kernel, over short answers of the most requests."""
-    short = argparse.Namespace(**{**vars(given), "answer": 60})
-    with record(activities=[ProfilerActivity.CUDA]) as recorded:
-        measure(engine, short, max(given.requests), seed=5)
-    events = sorted(recorded.key_averages(), key=lambda event: -event.self_device_time_total)
-    for event in events[:_LISTED]:
-        total = event.self_device_time_total / 1e3
-        print(f"  {total:8.2f} ms {event.count:6d} x  {event.key[:70]}", flush=True)
 
 
 def main() -> None:

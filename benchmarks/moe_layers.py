@@ -12,12 +12,13 @@ from graph_timing import DEVICE, L2_BYTES
 from torch import Tensor
 
 from headstart.backends.cuda.experts import moe_terms, routing_of
+from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights, expert_terms
 from headstart.backends.cuda.kernels.moe_fp8 import fp8_terms
 from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts, group_terms
+from headstart.backends.cuda.kernels.moe_groups import group_terms
 from headstart.backends.cuda.kernels.moe_vector import vector_terms
 from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.backends.cuda.quantized import hold_for_kernels

@@ -26,7 +26,7 @@ import torch
 from random_models import random_model
 
 from headstart.calibrate.shape_config import shape_config
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
 from headstart.train.learner import Learner

@@ -41,7 +41,8 @@ def weight_format(name: str, *, is_compiled: bool) -> WeightFormat:
     """How matrices are held; integers by the compiled kernels where this machine has them."""
     if not is_compiled or name == "fp8" or why_missing() is not None:
         return FORMATS[name]
-    from headstart.backends.numba.linear import PackedLinear, packed_as_stored
+    from headstart.backends.numba.linear import PackedLinear
+    from headstart.backends.numba.weight_formats import packed_as_stored
 
     if name == "int8":
         return PackedLinear

@@ -41,7 +41,8 @@ from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.fp8_linear import KernelFp8
 from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels import moe_wide_groups
-from headstart.backends.cuda.kernels.attention import paged_attention, usual_context
+from headstart.backends.cuda.kernels.attention import paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import usual_context
 from headstart.backends.cuda.kernels.eight_bits import GROUP, fp8_rows
 from headstart.backends.cuda.quantized import hold_for_kernels
 from headstart.backends.cuda.quantized_experts import hold_experts

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -20,6 +19,7 @@ from headstart.backends.draft_lm_heads import DraftVocabRows, LmHead, own_lm_hea
 from headstart.backends.head_swap import PreparedHead, SwapsHead
 from headstart.backends.host import available_bytes
 from headstart.backends.options import BackendOptions, Weights
+from headstart.backends.results import CacheSizes, DeviceBytes, DraftChain, HeadOutput
 from headstart.backends.rounds import (
     DeviceRounds,
     Emitted,
@@ -59,41 +59,6 @@ __all__ = [
     "LoadedModel", "PreparedHead", "RoundRequest", "RoundSizes", "RoundTiming", "RowScores",
     "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class CacheSizes:
-    """Memory that all requests share."""
-
-    num_blocks: int  # of K/V
-    block_size: int  # tokens
-    num_states: int = 0  # slots of recurrent states; each holds all layers'
-
-
-@dataclass(frozen=True)
-class DeviceBytes:
-    """Memory of a device; on a CPU, what this process may still take."""
-
-    free: int
-    total: int
-
-
-@dataclass(frozen=True)
-class HeadOutput:
-    """What a module gives for its rows [T, hidden], and the last row of each request."""
-
-    normed: Tensor  # for the LM head
-    recycled: Tensor  # for the next depth
-    last: list[int]
-
-
-@dataclass(frozen=True)
-class DraftChain:
-    """Drafts of one request, and the states [K, hidden] of which each feeds the next depth."""
-
-    tokens: list[int]
-    states: Tensor
-    probs: Tensor | None = None  # [K, V] what they were drawn from, for the rejection rule
 
 
 class Backend(Chooser, SwapsHead, ABC):

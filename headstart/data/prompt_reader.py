@@ -101,23 +101,21 @@ class PromptReader:
         """One prompt or several, told apart by what is inside."""
         if isinstance(prompts, str):
             return [prompts]
-        items = list(prompts)
-        if items and isinstance(items[0], int | Mapping):
-            return [items]  # type: ignore[list-item]
-        return items  # type: ignore[return-value]
+        items: list[Any] = list(prompts)
+        return [items] if items and isinstance(items[0], int | Mapping) else items
 
     def read(self, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None) -> list[int]:
         """Token ids of a prompt."""
         if not isinstance(prompt, str):
-            items = list(prompt)
+            items: list[Any] = list(prompt)
             if items and isinstance(items[0], Mapping):
-                return self._chat(items, chat_template_kwargs or {})  # type: ignore[arg-type]
+                return self._chat(items, chat_template_kwargs or {})
             _refuse_template_options(chat_template_kwargs)
             if not set(map(type, items)) <= {int}:
                 raise RequestError(
                     "a prompt is text, a list of token ids, or a list of messages.", field="prompt"
                 )
-            return items  # type: ignore[return-value]
+            return items
         _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(

@@ -289,10 +289,9 @@ class Engine:
         for request_id in self._groups.names:
             self._drop(request_id)
         self.scheduler.check()
-        if self.pool.num_used:
+        if left := self.pool.num_used:
             raise EngineError(
-                f"{self.pool.num_used} K/V blocks belong to no request after a failed step. "
-                "Restart."
+                f"{left} K/V blocks belong to no request after a failed step. Restart."
             )
 
     def _drop(self, request_id: str) -> None:

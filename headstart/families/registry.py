@@ -39,7 +39,7 @@ _FAMILIES = (
     "longcat:FAMILY",
     "hunyuan:V3",
     "hunyuan:V4",
-    "bailing:V3",
+    "bailing_v3:V3",
     "bailing:V2",
     "exaone:MOE",
     "exaone:EXAONE4_5",

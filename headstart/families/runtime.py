@@ -1,7 +1,7 @@
 """How the engine runs a family: what its published class does and a config does not say, as data.
 
-`models/config.py` reads every config through the `Runtime` of its model type. What a layer is made
-of is not here: the family's tables of tensors say so.
+`models/config_reader.py` reads every config through the `Runtime` of its model type. What a layer
+is made of is not here: the family's tables of tensors say so.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.gguf.values import PLAIN, cast, interleaved, picked, transposed
+from headstart.checkpoint.gguf.encoding import PLAIN
+from headstart.checkpoint.gguf.values import cast, interleaved, picked, transposed
 from headstart.checkpoint.source import TensorSource, reshaped
 from headstart.errors import ConfigError, ShapeMismatch
 from headstart.families.dims import dims

@@ -6,7 +6,8 @@ from headstart.families.versions import MAIN
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 from headstart.launch.versions import NEWEST
 
 _MIB_PER_GB = 1024

@@ -10,7 +10,8 @@ from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 
 
 def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:

@@ -9,7 +9,8 @@ from headstart.checkpoint.config import Config
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 
 ADAPTIVE_FILE = "headstart-sglang-adaptive.json"
 # SGLang silently limits itself to 48 running requests with speculation; no server wants that.

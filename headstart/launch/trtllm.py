@@ -11,7 +11,8 @@ from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 
 CONFIG_FILE = "headstart-trtllm.yaml"
 _GIB = 1024**3

@@ -9,7 +9,8 @@ from headstart.errors import LaunchError
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 from headstart.launch.vllm_plugin import add_grafted, with_plugin
 
 # Trunks with recurrent layers; their prefix cache needs states at block boundaries.

@@ -13,7 +13,8 @@ from headstart.errors import ConfigError
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word, continued
 from headstart.launch.options import LAST_PORT, LaunchOptions
-from headstart.launch.plan import Plan, make_plan
+from headstart.launch.plan import Plan
+from headstart.launch.planning import make_plan
 
 _MASTER = "127.0.0.1:19888"
 _LOG_DIR = Path("log")

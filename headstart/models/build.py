@@ -22,7 +22,8 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.published import PublishedModel
 from headstart.heads.sharing import trunk_prefix
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.models.loading import Loading, TrunkNames, check_size, fill_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import table_bytes

@@ -7,7 +7,7 @@ while they are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
@@ -280,29 +280,3 @@ def check_size(module: nn.Module, tensors: Sources) -> None:
 def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Give a module built on the meta device real, uninitialised memory of one dtype."""
     return module.to_empty(device=device).to(dtype)
-
-
-def parameter_parts(
-    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
-) -> dict[str, torch.Tensor]:
-    """Our name -> the part of a head's parameter that it fills, as the parameter holds it.
-
-    Where a part may be stored in several ways, such as experts one by one or fused, `stored` names
-    tell which.
-    """
-    return {
-        name: target.of(parameters[target.parameter]).detach()
-        for name, target in head_targets(parameters, config, stored)
-    }
-
-
-def split_parameters(
-    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
-) -> dict[str, torch.Tensor]:
-    """The same as it is stored: where a tensor has an order of its own, its rows are copied."""
-    result = parameter_parts(parameters, config, stored)
-    for name, target in head_targets(parameters, config, stored):
-        if target.order:
-            rows = torch.tensor(target.order, device=result[name].device).argsort()
-            result[name] = result[name][rows]
-    return result

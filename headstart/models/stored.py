@@ -19,7 +19,8 @@ from headstart.errors import ConfigError, ShapeMismatch
 from headstart.families.base import Family
 from headstart.heads.head import Head, stored_draft_lm_head, stored_weights
 from headstart.models.as_stored import Sources
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.models.linear import Linear
 from headstart.models.loading import Loading, fill_head
 from headstart.models.mtp import MTPHead, MTPModule

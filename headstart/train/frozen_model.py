@@ -14,7 +14,8 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.models.build import Held, LoadedModel, build, plain_modules_hold
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.models.linear import Linear, Stack
 from headstart.models.loading import load_head
 from headstart.models.mtp import MTPHead

@@ -18,7 +18,7 @@ from headstart.heads.digest import trunk_digest
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.operation import counted, megabytes
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.train.folders import check_together, common_step, run_folders
 from headstart.train.job import HEAD, Job
 from headstart.train.options import TrainOptions, sized

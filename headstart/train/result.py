@@ -14,7 +14,7 @@ from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
-from headstart.models.loading import parameter_parts, split_parameters
+from headstart.models.head_parts import parameter_parts, split_parameters
 from headstart.train.frozen_model import FrozenModel
 from headstart.train.learner import Learner
 

@@ -36,7 +36,7 @@ from headstart.heads.experts import split_experts
 from headstart.heads.formats import open_runnable
 from headstart.heads.formats.gguf import GgufModel, open_gguf
 from headstart.heads.formats.gguf.found import find_gguf_head
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.sampling.params import SamplingParams
 
 # variant -> changes of its tiny config

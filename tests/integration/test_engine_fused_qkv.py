@@ -27,7 +27,7 @@ from headstart.checkpoint.values import load
 from headstart.heads.detection import find_head
 from headstart.heads.head import head_of
 from headstart.models.build import build
-from headstart.models.loading import split_parameters
+from headstart.models.head_parts import split_parameters
 
 PROMPTS = make_prompts(4)
 # each of four ranks has 320 rows, in layers that see all and in those with a window

@@ -39,7 +39,7 @@ from headstart.heads.formats import open_head, open_runnable, open_target
 from headstart.heads.formats.gguf import open_gguf
 from headstart.heads.stitch import plan_stitch
 from headstart.models.build import build, has_head
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
 

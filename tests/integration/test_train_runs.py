@@ -26,8 +26,8 @@ from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.stitch import plan_stitch
-from headstart.models.config import model_config
-from headstart.models.loading import split_parameters
+from headstart.models.config_reader import model_config
+from headstart.models.head_parts import split_parameters
 from headstart.train import trainer
 from headstart.train.head_run import HeadRun
 from headstart.train.learner import Learner

@@ -12,7 +12,8 @@ from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.models.attention import PagedContext, Span, empty_cache
 from headstart.models.build import LoadedModel
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states

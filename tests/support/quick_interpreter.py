@@ -19,7 +19,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from headstart.backends.cuda import attending, forward, latent, recurrent_prompts, warm_up
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.delta_chunks import ChunkTile
 from headstart.backends.cuda.kernels.delta_prompts import WalkTile
 from headstart.backends.cuda.recurrent_prompts import PromptTiles

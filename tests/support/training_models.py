@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from headstart.families.base import HeadLayout
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable

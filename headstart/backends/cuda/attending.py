@@ -11,13 +11,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from headstart.backends.cuda.kernels import shared_prefix
-from headstart.backends.cuda.kernels.attention import (
-    Cut,
-    Packed,
-    neighbours_of,
-    paged_attention,
-    usual_context,
-)
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, neighbours_of, usual_context
 from headstart.models.attention import LayerCache
 
 LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.adjusting import REJECTS, USES, Settings
 from headstart.backends.cuda.kernels.copies import COUNT, TOKENS
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.kernels.own_rows import OwnSlots
-from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.packed import PackedRows
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import empty_settings, move_row, set_row

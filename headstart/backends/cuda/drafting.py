@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.kernels.adjusting import Adjusted, Settings, adjust
 from headstart.backends.cuda.kernels.copies import follow_copies
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
 from headstart.backends.cuda.kernels.own_rows import add_own, choose_with_own, own_logits
 from headstart.backends.cuda.kernels.rejection import share_of_drafts, shares_of
 from headstart.backends.cuda.kernels.rounds import chain_rows, head_rows, keep_boundaries
-from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
+from headstart.backends.cuda.kernels.sampling import draw
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.shapes import DraftShape
 

@@ -20,7 +20,8 @@ from torch.nn.functional import pad
 
 from headstart.backends.cuda.attending import Attend, Sight
 from headstart.backends.cuda.forward import Kernels, Rows
-from headstart.backends.cuda.kernels.attention import Cut, paged_attention
+from headstart.backends.cuda.kernels.attention import paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.index_choice import Texts
 from headstart.backends.cuda.kernels.latent import tile_lines
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.linear import Shape, partial_linear
 from headstart.backends.cuda.kernels.moe import (
     MAX_SCANNED_ROWS,
@@ -17,7 +18,7 @@ from headstart.backends.cuda.kernels.moe import (
 from headstart.backends.cuda.kernels.moe_fp8 import fp8_terms
 from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts, group_terms
+from headstart.backends.cuda.kernels.moe_groups import group_terms
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.backends.cuda.kernels.moe_wide_groups import takes_wide_experts, wide_group_terms
 from headstart.backends.cuda.kernels.routing import Routing, choose_experts

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.index_choice import Texts
 from headstart.backends.cuda.kernels.latent import cut_for, latent_attention
 from headstart.backends.cuda.kernels.latent_heads import lift_queries, lower_latents

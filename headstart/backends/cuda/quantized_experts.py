@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from headstart.backends.cuda.fp8_linear import KernelFp8
 from headstart.backends.cuda.group_linear import KernelGroups
 from headstart.backends.cuda.kernels.eight_bits import GROUP
+from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.group_packing import PackedGroups, half_for, planar
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.quantized import hold_for_kernels, round_to_fp8
 from headstart.checkpoint.quantized.weights import fp8_rows
 from headstart.models.feed_forward import MLP, MoE

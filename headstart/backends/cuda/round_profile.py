@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from headstart.backends.base import CacheSizes
 from headstart.backends.cuda.graphs import COPIED
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import PLAIN
 from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.results import CacheSizes
 from headstart.backends.rounds import SizeTimes
 
 if TYPE_CHECKING:

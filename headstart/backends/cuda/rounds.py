@@ -18,6 +18,7 @@ from headstart.backends.cuda.drafting import adjusted_drafts, run_drafts
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_round_recur
 from headstart.backends.cuda.forward import Rows
+from headstart.backends.cuda.kernels.adjusting import Adjusted, adjust, remember
 from headstart.backends.cuda.kernels.attention import Packed
 from headstart.backends.cuda.kernels.inputs import noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
@@ -28,7 +29,7 @@ from headstart.backends.cuda.kernels.rounds import (
     pack_trunk_rows,
     trunk_rows,
 )
-from headstart.backends.cuda.kernels.sampling import Adjusted, adjust, draw, remember
+from headstart.backends.cuda.kernels.sampling import draw
 from headstart.backends.cuda.kernels.squeezed import squeeze_trunk_rows
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.kernels import sampling as kernels
+from headstart.backends.cuda.kernels import adjusting
+from headstart.backends.cuda.kernels.adjusting import Adjusted, Settings, adjust
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
-from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
+from headstart.backends.cuda.kernels.sampling import draw
 from headstart.backends.rows import on_device, pinned_to
 from headstart.sampling.masks import num_words, packed
 from headstart.sampling.params import Row, SamplingParams
@@ -44,9 +45,9 @@ class SamplingNeeds:
         is_truncated = is_cut and not params.is_greedy
         return cls(
             processes=bool(uses) or is_truncated or has_grammar,
-            processes_drafts=bool(uses & ~kernels.PENALTIES) or is_truncated,
+            processes_drafts=bool(uses & ~adjusting.PENALTIES) or is_truncated,
             has_logprobs=params.logprobs is not None, has_masks=has_grammar,
-            rejects=bool(uses & kernels.REJECTS), vocabs=(vocab,),
+            rejects=bool(uses & adjusting.REJECTS), vocabs=(vocab,),
         )  # fmt: skip
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
@@ -71,8 +72,8 @@ def empty_settings(count: int, vocab: int, device: torch.device) -> Settings:
         return torch.zeros(*shape, dtype=dtype, device=device)
 
     return Settings(
-        zeros(kernels.NUM_NUMBERS, count, dtype=torch.float32),
-        zeros(kernels.NUM_COUNTS, count, dtype=torch.int32), zeros(count, dtype=torch.int64),
+        zeros(adjusting.NUM_NUMBERS, count, dtype=torch.float32),
+        zeros(adjusting.NUM_COUNTS, count, dtype=torch.int32), zeros(count, dtype=torch.int64),
         zeros(count, vocab, dtype=torch.int32), zeros(count, vocab, dtype=torch.float32),
     )  # fmt: skip
 
@@ -166,20 +167,20 @@ def _write(
     settings.seeds[at] = on_device([signed(row.seed) for row in rows], device)
     for index, row in zip(indices, rows, strict=True):
         uses = _uses(row.params)
-        if uses & (kernels.PENALTIES | kernels.ENDS):
+        if uses & (adjusting.PENALTIES | adjusting.ENDS):
             _set_history(settings.history[index], row)
-        if uses & kernels.BIAS:
+        if uses & adjusting.BIAS:
             given = torch.from_numpy(row.params.restrictions.row(vocab))
             settings.bias[index] = pinned_to(given, device)
 
 
 def _uses(params: SamplingParams) -> int:
-    uses = kernels.PENALTIES if params.has_penalties else 0
+    uses = adjusting.PENALTIES if params.has_penalties else 0
     if params.is_restricted:
-        uses |= kernels.BIAS
+        uses |= adjusting.BIAS
     if params.acceptance == "rejection":
-        uses |= kernels.REJECTS
-    return uses | (kernels.ENDS if params.min_tokens else 0)
+        uses |= adjusting.REJECTS
+    return uses | (adjusting.ENDS if params.min_tokens else 0)
 
 
 def _numbers(params: SamplingParams) -> list[float]:
@@ -194,9 +195,9 @@ def _numbers(params: SamplingParams) -> list[float]:
 
 
 def _counts(row: Row, vocab: int, *, has_grammar: bool) -> list[int]:
-    """As `kernels.sampling` has them, in 32 bits whatever was asked for."""
+    """As `kernels.adjusting` has them, in 32 bits whatever was asked for."""
     params = row.params
-    uses = _uses(params) | (kernels.MASK if row.mask is not None or has_grammar else 0)
+    uses = _uses(params) | (adjusting.MASK if row.mask is not None or has_grammar else 0)
     first_end = row.position - row.num_output + params.min_tokens
     top = -1 if params.logprobs is None else min(params.logprobs, MAX_LOGPROBS, vocab)
     top_k = max(0, params.top_k) if params.top_k < vocab else 0
@@ -205,12 +206,12 @@ def _counts(row: Row, vocab: int, *, has_grammar: bool) -> list[int]:
 
 
 def _set_history(history: Tensor, row: Row) -> None:
-    """The words of one request [V]: see `kernels/sampling.py`."""
+    """The words of one request [V]: see `kernels/adjusting.py`."""
     history.zero_()
     if row.output_ids:
         outputs = on_device(row.output_ids, history.device)
         history.index_add_(0, outputs, _outputs(outputs))
-    bits = (kernels.IN_PROMPT, list(row.prompt_ids)), (kernels.IS_END, list(row.end_ids))
+    bits = (adjusting.IN_PROMPT, list(row.prompt_ids)), (adjusting.IS_END, list(row.end_ids))
     for bit, ids in bits:
         if ids:
             own = on_device(ids, history.device)
@@ -218,7 +219,7 @@ def _set_history(history: Tensor, row: Row) -> None:
 
 
 def _outputs(ids: Tensor) -> Tensor:
-    return torch.full_like(ids, kernels.ONE_OUTPUT, dtype=torch.int32)
+    return torch.full_like(ids, adjusting.ONE_OUTPUT, dtype=torch.int32)
 
 
 def bits_of(rows: Sequence[Row], like: Tensor) -> Tensor | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
-from headstart.backends.cuda.kernels.attention import tile_of
+from headstart.backends.cuda.kernels.attention_cuts import tile_of
 from headstart.backends.cuda.kernels.shared_prefix import PIECES
 from headstart.backends.cuda.packed import MOST_JOINED_ROWS
 from headstart.backends.working_memory import (

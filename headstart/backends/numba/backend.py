@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, BackendOptions, CacheSizes, DraftChain
+from headstart.backends.base import Backend, BackendOptions
 from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_note
@@ -29,10 +29,12 @@ from headstart.backends.numba.forward import (
     slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
-from headstart.backends.numba.linear import FORMS, Packed
+from headstart.backends.numba.linear import Packed
 from headstart.backends.numba.own_rows import OwnOfBatch, OwnRows
 from headstart.backends.numba.packing import pack_rest
 from headstart.backends.numba.vectors import LANES
+from headstart.backends.numba.weight_formats import FORMS
+from headstart.backends.results import CacheSizes, DraftChain
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
 from headstart.backends.weights import beside_layers, convert_trunk, convert_weights

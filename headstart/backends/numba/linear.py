@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, TypeGuard
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,11 +13,10 @@ from torch import nn
 from headstart.backends.numba import calls, float_products, group_products, products
 from headstart.backends.numba.sums import TILE
 from headstart.backends.numba.thread_pool import POOL, new_counters
-from headstart.backends.weights import Int8Linear, WeightFormat, int4_linear
-from headstart.checkpoint.quantized.rounding import INT4_GROUP
+from headstart.backends.weights import Int8Linear
 from headstart.checkpoint.quantized.weights import GroupWeight
 from headstart.models.linear import Linear
-from headstart.models.quantized import GroupLinear, QuantizedLinear
+from headstart.models.quantized import GroupLinear
 
 _LARGEST = 127
 
@@ -244,65 +243,6 @@ class PackedGroups(Packed, Linear):
 def _blank_float(outputs: int, inputs: int) -> PackedFloat:
     result = PackedFloat()
     result._pack(torch.zeros(outputs, inputs), torch.zeros(outputs))
-    return result
-
-
-def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
-    """Whether it is 8-bit integers around zero with one scale per output."""
-    if not isinstance(source, GroupLinear) or source.bits != 8 or source.zeros is not None:
-        return False
-    return source.scales.shape[-1] == 1 and source.inputs is None
-
-
-def packed_as_stored(source: Linear) -> Packed:
-    """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
-    if is_by_row(source):
-        return PackedLinear.of_rows(source)
-    if isinstance(source, GroupLinear) and source.bits == 4:
-        group = group_products.packed_group(source.quantized.group_size)
-        if group is not None:
-            return PackedGroups(source, group)
-    return PackedFloat(_plain(source))
-
-
-def packed_int8(source: Linear) -> Packed:
-    """int8 for what is stored as plain numbers; what is quantised already stays as it is."""
-    return packed_as_stored(source) if isinstance(source, QuantizedLinear) else PackedLinear(source)
-
-
-def packed_int4(source: Linear) -> Packed:
-    """4 bits in groups of 32; int8 where a matrix has no whole number of groups."""
-    if isinstance(source, QuantizedLinear):
-        return packed_as_stored(source)
-    if source.weight.shape[1] % INT4_GROUP:
-        return PackedLinear(source)
-    return PackedGroups(int4_linear(source), INT4_GROUP)
-
-
-# By `weights` of the options.
-FORMS: dict[str, WeightFormat] = {
-    "as-dtype": packed_as_stored,
-    "int8": packed_int8,
-    "int4": packed_int4,
-}
-
-
-def packed_if_grouped(source: Linear) -> Linear | Packed:
-    """For plain modules: integers that the kernels have by them, others as they are."""
-    is_grouped = isinstance(source, GroupLinear) and source.bits == 4
-    return packed_as_stored(source) if is_grouped or is_by_row(source) else source
-
-
-# The same for models that the kernels do not run as a whole.
-PRODUCTS: dict[str, WeightFormat] = {**FORMS, "as-dtype": packed_if_grouped}
-
-
-def _plain(source: Linear) -> Linear:
-    if not isinstance(source, QuantizedLinear):
-        return source
-    result = Linear(0, 0)
-    result.weight = nn.Parameter(source.dequantized(torch.float32), requires_grad=False)
-    result.bias = source.bias
     return result
 
 

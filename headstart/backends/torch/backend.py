@@ -13,10 +13,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, BackendOptions, CacheSizes
+from headstart.backends.base import Backend, BackendOptions
 from headstart.backends.numba.compiler import why_missing
 from headstart.backends.numba.support import why_not_whole
 from headstart.backends.options import Weights
+from headstart.backends.results import CacheSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up, make_exact
 from headstart.backends.torch.paged_memory import PagedMemory
@@ -76,7 +77,7 @@ class TorchBackend(Backend):
         if self.options.kernels != "off":
             reason = why_missing()
             if reason is None:
-                from headstart.backends.numba.linear import PRODUCTS
+                from headstart.backends.numba.weight_formats import PRODUCTS
 
                 forms, reason = PRODUCTS, why_not_whole(self.model)
             kind = "4-bit" if weights == "as-dtype" else weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from headstart.backends.base import CacheSizes
+from headstart.backends.results import CacheSizes
 from headstart.models.attention import LayerCache, empty_cache, empty_fp8_cache
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig

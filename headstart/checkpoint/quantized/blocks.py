@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint import affine
 from headstart.checkpoint.dtypes import GGUF_TYPES, byte_size
-from headstart.checkpoint.gguf.values import dequantized, require_readable
+from headstart.checkpoint.gguf.encoding import dequantized, require_readable
 from headstart.checkpoint.quantized.stored import Rows, StoredWeight
 from headstart.checkpoint.quantized.weights import GroupWeight, pack_nibbles
 from headstart.checkpoint.source import TensorSource, reshaped, rows

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headstart.checkpoint.affine import dequantized, setting_of
-from headstart.checkpoint.gguf.values import PLAIN, shifted
+from headstart.checkpoint.gguf.encoding import PLAIN
+from headstart.checkpoint.gguf.values import shifted
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource, reshaped, rows
 from headstart.errors import MissingTensor, ShapeMismatch, UnsupportedFamily

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.affine import BITS, Affine, dequantized, quantized, setting_of
-from headstart.checkpoint.gguf.values import PLAIN, cast, shifted
+from headstart.checkpoint.gguf.encoding import PLAIN
+from headstart.checkpoint.gguf.values import cast, shifted
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import (
     ConfigError,

@@ -2,8 +2,9 @@
 
 The interpreter accepts more than the compiler does, and it has room for everything. What the
 compiler said is known: a kernel is compiled again when its source, sizes or Triton have changed.
-With --long all are, in more sizes, and must say the same as before; --record writes down what they
-say, for all machines (tests/fixtures/kernels_sm_90.txt).
+With --long all are, in more sizes, and must say the same as before. --record compiles what is not
+recorded, in all sizes, and writes down what the compiler said of each, for all machines
+(tests/fixtures/kernels_sm_90.txt); with --long it compiles all of them again.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -24,6 +25,7 @@ from triton.compiler import ASTSource
 
 from headstart.backends.cuda.attending import LEAST_SHARING, cut_for
 from headstart.backends.cuda.kernels import (
+    adjusting,
     attention,
     attention_fp8,
     choice,
@@ -70,6 +72,7 @@ from headstart.backends.cuda.kernels import (
     streamed,
     wide_groups,
 )
+from headstart.backends.cuda.kernels.attention_cuts import fitted
 from headstart.checkpoint.cache import cache_folder
 
 IS_LONG, RECORDS = "--long" in sys.argv, "--record" in sys.argv
@@ -192,6 +195,16 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
 Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that are shared
+
+
+class Described(NamedTuple):
+    """A job as the compiler takes it; `digest` is the name of its figures in the record."""
+
+    source: ASTSource
+    options: dict[str, Any]
+    digest: str
+
+
 found_now: dict[str, Figures] = {}
 
 
@@ -202,7 +215,7 @@ def attend(
     tile = max(16, triton.next_power_of_2(rows * group))
     cut = cut_for(requests, rows)
     if is_fitted:
-        cut = attention.fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
+        cut = fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
@@ -354,12 +367,12 @@ JOBS: list[Job] = [
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True}, {}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False}, {}),
-    (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
+    (adjusting._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
                         "PENALISES": True, "PROCESSES": True, "TILE": 1024},
      {**CHOOSING, "logits": "*fp32"}),
     (sampling._draw, {**CUT_ROW, "HAS_IDS": True}, CHOOSING),
     (sampling._finish, {**CUT_ROW, "HAS_IDS": True, "STEP": 4096, "num_warps": 8}, CHOOSING),
-    (sampling._remember, {"BLOCK": 8, "num_warps": 1}, CHOOSING),
+    (adjusting._remember, {"BLOCK": 8, "num_warps": 1}, CHOOSING),
     (logprobs._weigh, CUT_ROW, CHOOSING),
     (logprobs._rank, {**CUT_ROW, "STEP": 4096, "MOST": 20, "num_warps": 8},
      {**CHOOSING, "ids": "*i32"}),
@@ -449,8 +462,8 @@ JOBS: list[Job] = [
 ]  # fmt: skip
 
 
-def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
-    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+def described(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> Described:
+    """What the compiler is given for a job, and a digest of it."""
     options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
     fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
     kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
@@ -465,10 +478,16 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
         if word.startswith("*") or word.endswith(MULTIPLE)
     }
     source = ASTSource(kernel, signature, constants, aligned)
-    registers, spilled, shared = known(source, options)
+    given = f"{triton.__version__} {source.hash()} {options}"
+    return Described(source, options, hashlib.sha256(given.encode()).hexdigest()[:16])
+
+
+def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
+    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+    registers, spilled, shared = known(described(kernel, fixed, own))
     found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
     most = MAX_SPILLED_BYTES_OF.get(sys.modules[kernel.__module__], MAX_SPILLED_BYTES)
-    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed} {options}"
+    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed}"
     return found
 
 
@@ -479,13 +498,15 @@ def recorded() -> dict[str, Figures]:
     return {name: (int(one), int(two), int(three)) for name, one, two, three in lines}
 
 
-def known(source: ASTSource, options: dict[str, Any]) -> Figures:
+def known(job: Described) -> Figures:
     """The three figures, from the last time that the same was compiled, here or elsewhere."""
-    given = f"{triton.__version__} {source.hash()} {options}"
-    name = hashlib.sha256(given.encode()).hexdigest()[:16]
+    name = job.digest
     path = cache_folder() / "kernels-sm-90" / name
+    if RECORDS and not IS_LONG and name in recorded():
+        figures = found_now[name] = recorded()[name]
+        return figures
     if IS_LONG or RECORDS:
-        figures = found_now[name] = compiled(source, options)
+        figures = found_now[name] = compiled(job)
         before = recorded().get(name, figures)
         assert RECORDS or figures == before, f"{RECORD.name} has {before}, compiled: {figures}"
         return figures
@@ -494,7 +515,7 @@ def known(source: ASTSource, options: dict[str, Any]) -> Figures:
     if path.exists():
         registers, spilled, shared = map(int, path.read_text().split())
         return registers, spilled, shared
-    figures = compiled(source, options)
+    figures = compiled(job)
     path.parent.mkdir(parents=True, exist_ok=True)
     own = path.with_name(f"{name}-{os.getpid()}")
     own.write_text(" ".join(map(str, figures)))
@@ -502,9 +523,9 @@ def known(source: ASTSource, options: dict[str, Any]) -> Figures:
     return figures
 
 
-def compiled(source: ASTSource, options: dict[str, Any]) -> Figures:
+def compiled(job: Described) -> Figures:
     with redirect_stdout(io.StringIO()) as log:
-        made = triton.compile(source, GPUTarget("cuda", 90, 32), options)
+        made = triton.compile(job.source, GPUTarget("cuda", 90, 32), job.options)
     registers = number_in(r"Used (\d+) registers", log.getvalue())
     spilled = number_in(r"(\d+) bytes spill stores", log.getvalue())
     return registers, spilled, made.metadata.shared
@@ -518,7 +539,7 @@ def number_in(pattern: str, text: str) -> int:
 
 def main() -> None:
     triton.knobs.nvidia.dump_ptxas_log = True  # the assembler's words, on standard output
-    for job in [*JOBS, *(LONG_JOBS if IS_LONG else ())]:
+    for job in [*JOBS, *(LONG_JOBS if IS_LONG or RECORDS else ())]:
         print(compile_kernel(*job), flush=True)
     try:  # the control
         found = compile_kernel(*attend(1, 4, **WIDE, is_fitted=False))

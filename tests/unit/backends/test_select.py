@@ -25,7 +25,8 @@ from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.quantized.weights import FORMS
 from headstart.errors import ConfigError
 from headstart.models.build import LoadedModel
-from headstart.models.config import ModelConfig, model_config
+from headstart.models.config import ModelConfig
+from headstart.models.config_reader import model_config
 
 _DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 

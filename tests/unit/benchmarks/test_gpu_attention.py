@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 import gpu_attention
 from graph_timing import DEVICE
 
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="sizes are those of a GPU there")
 SIZES = argparse.Namespace(mixed=False, max_context=0, context=40, heads=2, kv_heads=1, dim=16)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 import gpu_latent
 from graph_timing import DEVICE
 
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="sizes are those of a GPU there")
 SIZES = argparse.Namespace(context=40, heads=2, rank=16, rope=4, nope=8, value=8)

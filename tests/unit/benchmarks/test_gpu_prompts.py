@@ -14,7 +14,7 @@ from graph_timing import DEVICE
 
 from headstart.backends.cuda.libraries import LIBRARIES
 from headstart.calibrate.shape_config import shape_config
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="sizes are those of a GPU there")
 

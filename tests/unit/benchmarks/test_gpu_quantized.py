@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 
 import gpu_quantized
 import graph_timing
+import quantized_ways
 from graph_timing import DEVICE
 from support.interpreted_bf16 import repair_fp8
 
@@ -43,7 +44,7 @@ def test_the_best_cuts_are_tried_with_other_groups_of_rows(monkeypatch: pytest.M
 
 
 def test_a_wrong_result_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_quantized, "partial_groups", lambda *given: given[1].scales[None] * 0)
+    monkeypatch.setattr(quantized_ways, "partial_groups", lambda *given: given[1].scales[None] * 0)
     monkeypatch.setattr(gpu_quantized, "error_of", lambda *given: 0.5)
     search = measured("tiny", int4=gpu_quantized.copies_of("int4", 256, 256))
     assert not search.found and "off by 0.5" in search.wrong[0]

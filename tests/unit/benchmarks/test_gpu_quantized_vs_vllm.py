@@ -40,8 +40,8 @@ def test_logs_are_told_once_and_without_what_is_no_kernel() -> None:
 
 
 def test_kv_memory_is_for_all_requests() -> None:
-    case = program.Case(program._MIMO, "awq", (1, 16))
+    case = program.CASES["awq"]
     tokens = 16 * (program.PROMPT + program.ANSWER)
     assert case.kv_bytes > tokens * 2 * 8 * 128 * 2 * 37
-    experts = program.Case(program._DEEPSEEK, "fp8-block", (1, 16))
+    experts = program.CASES["moe"]
     assert experts.kv_bytes < case.kv_bytes / 4

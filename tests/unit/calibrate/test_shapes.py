@@ -9,7 +9,7 @@ from headstart.calibrate.shapes import SHAPES
 from headstart.calibrate.tensors import trunk_shapes
 from headstart.errors import ConfigError
 from headstart.families.registry import family
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "vocab": 32}
 

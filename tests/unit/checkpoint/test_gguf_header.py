@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.checkpoint.dtypes import GGUF_TYPES
-from headstart.checkpoint.gguf import values
+from headstart.checkpoint.gguf import encoding, values
 from headstart.checkpoint.gguf.fields import ARRAY, INT32, STRING, UINT32, Field, field
 from headstart.checkpoint.gguf.header import read_gguf_header
 from headstart.checkpoint.gguf.shard import GgufShard
@@ -182,7 +182,7 @@ def test_a_changed_key_keeps_its_kind() -> None:
     assert FIELDS[5].changed(32) == Field("general.alignment", UINT32, struct.pack("<I", 32))
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *values.QUANTIZED])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", *encoding.QUANTIZED])
 def test_values_are_quantised_and_read_as_by_the_package(kind: str) -> None:
     floats = np.random.default_rng(0).normal(0, 1, (3, 256)).astype(np.float32)
     source = held("F32", (3, 256), floats.tobytes())

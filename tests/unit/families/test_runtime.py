@@ -14,7 +14,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.parameters import UNUSUAL, USUAL, held_by, parameters
 from headstart.families.registry import GRAFTED_AS, families, match_family, runtimes
 from headstart.families.runtime import Runtime
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 HEADED = {name: config for name, config in TINY_CONFIGS.items() if name not in GRAFTED_AS}
 

@@ -19,7 +19,7 @@ from headstart.heads.detection import declared_count, find_family, find_head
 from headstart.heads.formats import format_of
 from headstart.heads.formats.speculators import _our_name, _their_name
 from headstart.heads.pitfalls import pitfalls
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 8}
 

@@ -16,7 +16,7 @@ from support.model_reference import (
 )
 
 from headstart.errors import UnsupportedFamily
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
 

@@ -20,7 +20,8 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
 from headstart.models.attention_config import AttentionShape
-from headstart.models.config import LayerKind, model_config
+from headstart.models.config import LayerKind
+from headstart.models.config_reader import model_config
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mamba import Mamba
 from headstart.models.mla import LatentAttention

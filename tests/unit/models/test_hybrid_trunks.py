@@ -16,7 +16,7 @@ from support.model_reference import (
 )
 
 from headstart.errors import BadConfig, UnsupportedFamily
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.norm import Norm
 
 FULL, LINEAR = "full_attention", "linear_attention"

@@ -10,7 +10,7 @@ import torch
 from headstart.errors import BadConfig
 from headstart.models import indexer
 from headstart.models.attention import Seen
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.indexer import Indexer, IndexRows
 from headstart.models.mla_config import IndexConfig
 

@@ -23,7 +23,7 @@ from torch.nn.functional import silu
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import UnsupportedFamily
 from headstart.models.build import build
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.loading import TrunkNames, load_trunk
 from headstart.models.moe_config import Limit
 from headstart.models.trunk import Trunk

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
 from headstart.families.base import HeadLayout
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.loading import load_head, load_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk

@@ -11,7 +11,7 @@ from support.model_reference import SMALL, PagedRun, in_steps, randomised, sourc
 from torch import Tensor
 
 from headstart.errors import BadConfig, UnsupportedFamily
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.delta_rule import scan
 from headstart.models.loading import TrunkNames, load_trunk
 from headstart.models.mamba import Mamba, MambaRows

@@ -13,7 +13,7 @@ from torch import Tensor
 from headstart.backends.torch.exact import ExactContext, OneRow
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.attention import PagedContext, Span, empty_cache
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.documents import Chain, Documents, Passage
 from headstart.models.mla import LatentAttention
 from headstart.models.mla_config import mla_config

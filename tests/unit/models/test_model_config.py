@@ -10,7 +10,7 @@ from support.model_reference import SMALL
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.config import Config
 from headstart.errors import BadConfig, UnsupportedFamily
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 QWEN: dict[str, Any] = {**SMALL, "model_type": "qwen2"}
 SLIDING = "sliding_attention"

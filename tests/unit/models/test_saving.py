@@ -11,8 +11,8 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
 from headstart.heads.head import head_of
 from headstart.models.build import build
-from headstart.models.config import model_config
-from headstart.models.loading import split_parameters
+from headstart.models.config_reader import model_config
+from headstart.models.head_parts import split_parameters
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])

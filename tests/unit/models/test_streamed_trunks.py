@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headstart.errors import BadConfig, ShapeMismatch, UnsupportedFamily
 from headstart.families.base import expand
 from headstart.families.registry import match_family
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
 

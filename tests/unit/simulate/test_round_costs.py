@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.simulate.cost import CostTable, best, from_bandwidth, predict
 
 MIMO_7B = model_config(

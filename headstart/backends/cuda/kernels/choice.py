@@ -131,14 +131,26 @@ def _best_of_logits(logits, inv_temps, seeds, positions, ids, best, where, outpu
     tokens = columns
     if HAS_IDS:
         tokens = tl.load(ids + columns, is_column, 0).to(tl.int32)
+    value = with_noise(value, tokens, row, inv_temps, seeds, positions)
+    keep_best(tl.where(is_column, value, float("-inf")), tokens, best, where, row * tiles + tile)
+
+
+@jit
+def with_noise(value, tokens, row, inv_temps, seeds, positions):
+    """Logits of one row, over its temperature and with its noise where it has one."""
     inv_temp = tl.load(inv_temps + row)
     if inv_temp > 0:
         first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
         value = value * inv_temp + gumbel_of(noise_bits(tokens, first, second))
-        value = tl.where(is_column, value, float("-inf"))
+    return value
+
+
+@jit
+def keep_best(value, tokens, best, where, at):
+    """Write the best of a tile's values, and its token, the lowest on ties, to place `at`."""
     top = tl.max(value, 0)
-    tl.store(best + row * tiles + tile, top)
-    tl.store(where + row * tiles + tile, tl.min(tl.where(value == top, tokens, 2147483647), 0))
+    tl.store(best + at, top)
+    tl.store(where + at, tl.min(tl.where(value == top, tokens, 2147483647), 0))
 
 
 @jit

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.pieces import combine
 from headstart.backends.cuda.kernels.softmax import gathered, piece

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.adjusting import TILE, Adjusted, Settings
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.ranking import (
     IS_PROCESSED,
@@ -21,7 +22,7 @@ from headstart.backends.cuda.kernels.ranking import (
     fixed,
     next_ranked,
 )
-from headstart.backends.cuda.kernels.sampling import STEP, TILE, Adjusted, Settings
+from headstart.backends.cuda.kernels.sampling import STEP
 
 MAX_LOGPROBS = 20  # alternatives of a token
 

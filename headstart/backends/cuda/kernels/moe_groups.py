@@ -11,72 +11,19 @@ group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.eight_bits import silu_integers
+from headstart.backends.cuda.kernels.group_experts import GroupExperts, operands
 from headstart.backends.cuda.kernels.group_packing import PackedGroups, halves
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, integers_and_lists
 
 _FEW_PAIRS = 8  # of a tile, for as many rows: two lines each, of the 16 that a product has
-
-
-@dataclass(frozen=True)
-class GroupExperts:
-    """gate_up [E, 2 W, H] and down [E, H, W], packed, scales and zeros [E, K / G, N]; the shared
-    ones [2 V, H] and [H, V], packed in the same way, or None."""
-
-    gate_up: PackedGroups
-    down: PackedGroups
-    shared_gate_up: PackedGroups | None = None
-    shared_down: PackedGroups | None = None
-
-    @property
-    def count(self) -> int:
-        return self.down.weight.shape[0]
-
-    @property
-    def width(self) -> int:
-        return _inputs(self.down)
-
-    @property
-    def shared_width(self) -> int:
-        return 0 if self.shared_down is None else _inputs(self.shared_down)
-
-    @property
-    def num_shared(self) -> int:
-        """Experts that the shared MLP counts as; the last one may be narrower."""
-        return -(-self.shared_width // self.width)
-
-    @property
-    def expert_bytes(self) -> int:
-        parts = (part for packed in (self.gate_up, self.down) for part in _tensors(packed))
-        return sum(part.nbytes for part in parts if part is not None) // self.count
-
-
-def _inputs(packed: PackedGroups) -> int:
-    return packed.weight.shape[-1] * 8 // packed.bits
-
-
-def _tensors(packed: PackedGroups) -> tuple[Tensor, Tensor, Tensor | None]:
-    return packed.weight, packed.scales, packed.zeros
-
-
-def operands(
-    own: PackedGroups, shared: PackedGroups | None, words: torch.dtype = torch.int8
-) -> tuple[Tensor | None, ...]:
-    """Weights as `words`, scales and zeros of a product, the shared ones after."""
-    parts = (*_tensors(own), *(_tensors(shared) if shared else (None,) * 3))
-    return tuple(
-        part.view(words) if place % 3 == 0 and part is not None else part
-        for place, part in enumerate(parts)
-    )
 
 
 def group_terms(
@@ -198,6 +145,50 @@ def _add_step(sums, x, x_scales, x_sums, base, scales, zeros, begin, line, is_li
     return sums
 
 
+@jit
+def matrix_of(expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden,
+              width, shared_width, num_experts, IS_FIRST: tl.constexpr, GROUP: tl.constexpr,
+              PER_WORD: tl.constexpr):  # fmt: skip
+    """Where an expert's matrix lies; PER_WORD: weights in what `weight` points to.
+
+    Gives pointers to weights, scales and zeros, which rows of the matrix the outputs `columns` are,
+    whether they are there, weights of a row, width of the scales, and inputs of the expert.
+    """
+    outputs = 2 * width if IS_FIRST else hidden
+    inputs = hidden if IS_FIRST else width
+    is_output = columns < outputs
+    source = columns
+    stride = inputs
+    scale_stride = outputs
+    own = expert.to(tl.int64) * outputs
+    base = weight + own * (inputs // PER_WORD)
+    size = scales + own * (inputs // GROUP)
+    zero = zeros
+    if zeros is not None:
+        zero = zeros + own * (inputs // GROUP)
+    if shared is not None:
+        part = (expert - num_experts) * width  # columns of the shared MLP before this one's
+        if part >= 0:
+            base = shared
+            size = shared_scales
+            if zeros is not None:
+                zero = shared_zeros
+            if IS_FIRST:
+                is_up = (columns >= width).to(tl.int32)
+                inner = columns - is_up * width
+                source = part + inner + is_up * shared_width
+                is_output = is_output & (part + inner < shared_width)
+                scale_stride = 2 * shared_width
+            else:
+                base = shared + part // PER_WORD
+                size = shared_scales + part // GROUP * hidden
+                if zeros is not None:
+                    zero = shared_zeros + part // GROUP * hidden
+                stride = shared_width
+                inputs = tl.minimum(width, shared_width - part)
+    return base, size, zero, source, is_output, stride, scale_stride, inputs
+
+
 @jit(do_not_specialize=["rows"])
 def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, shared_zeros,
              experts, starts, order, weights, result, rows, hidden, width, shared_width,
@@ -221,44 +212,17 @@ def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, 
         outputs = hidden
         inputs = width
         lines = 2 * rows * CHOICES
-    is_output = columns < outputs
     if expert < 0:  # a row of no request, whose pairs are in no list
         place = tile.to(tl.int64) * outputs
         if not IS_FIRST:
             place = (tile % CHOICES * rows + tile // CHOICES).to(tl.int64) * outputs
         nothing = tl.zeros((BLOCK_N,), dtype=result.dtype.element_ty)
-        tl.store(result + place + columns, nothing, is_output)
-    # Where its matrix lies, which of the rows there are its outputs, and how long they are.
-    source = columns
-    stride = inputs
-    scale_stride = outputs
-    own = expert.to(tl.int64) * outputs
-    base = weight + own * (inputs // PER_BYTE)
-    size = scales + own * (inputs // GROUP)
-    zero = zeros
-    if zeros is not None:
-        zero = zeros + own * (inputs // GROUP)
+        tl.store(result + place + columns, nothing, columns < outputs)
     width_x = inputs
-    if shared is not None:
-        part = (expert - num_experts) * width  # columns of the shared MLP before this one's
-        if part >= 0:
-            base = shared
-            size = shared_scales
-            if zeros is not None:
-                zero = shared_zeros
-            if IS_FIRST:
-                is_up = (columns >= width).to(tl.int32)
-                inner = columns - is_up * width
-                source = part + inner + is_up * shared_width
-                is_output = is_output & (part + inner < shared_width)
-                scale_stride = 2 * shared_width
-            else:
-                base = shared + part // PER_BYTE
-                size = shared_scales + part // GROUP * hidden
-                if zeros is not None:
-                    zero = shared_zeros + part // GROUP * hidden
-                stride = shared_width
-                inputs = tl.minimum(width, shared_width - part)
+    base, size, zero, source, is_output, stride, scale_stride, inputs = matrix_of(
+        expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,
+        shared_width, num_experts, IS_FIRST, GROUP, PER_BYTE,
+    )  # fmt: skip
     lane = tl.arange(0, 2 * BLOCK_M)
     for start in range(0, count, BLOCK_M):
         is_line = start + lane // 2 < count

@@ -13,22 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.group_experts import GroupExperts, operands
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts, operands
+from headstart.backends.cuda.kernels.moe_groups import matrix_of
 from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED
 from headstart.backends.cuda.kernels.sorting import sort_pairs
 from headstart.backends.cuda.kernels.wide_groups import (
     WideCut,
     parted_rows,
     parted_silu,
-    quarters,
+    wide_sums,
 )
 
 # It ran interpreted and was compiled for Hopper; `moe_groups.py` multiplies all rows on GPUs until
 # this was timed there (`benchmarks/gpu_moe.py --formats --wide`).
 IS_SHOWN_ON_GPUS = False
 MOST_FEW = 8  # rows whose pairs of integers are the less work
-_HALVES = tl.constexpr(16)  # whose excess is taken away together
 
 
 def takes_wide_experts(rows: int, experts: GroupExperts, dtype: torch.dtype) -> bool:
@@ -76,45 +76,6 @@ def cuts_for(tile: int) -> tuple[WideCut, WideCut]:
     return cut, cut
 
 
-@jit
-def _gain(size, first, inputs, source, is_output, scale_stride, GROUP: tl.constexpr):
-    """Scales of the group that begins with input `first`; none at the end of a row."""
-    is_there = is_output & (source * 0 + first < inputs)
-    return tl.load(size + first // GROUP * scale_stride + source, is_there, 0.0)
-
-
-@jit
-def _times(even, odd, x, first, line, is_line, width, HALF: tl.constexpr):
-    """Sums over the `HALF` inputs from number `first` on, without a scale."""
-    inner = first + tl.arange(0, HALF // 2)
-    near_at = x + line[:, None].to(tl.int64) * width + inner[None, :]
-    near = tl.load(near_at, is_line[:, None], 0.0)
-    far = tl.load(near_at + HALF // 2, is_line[:, None], 0.0)
-    return tl.dot(odd, far.T, tl.dot(even, near.T))
-
-
-@jit
-def _excess(x_sums, size, zero, inputs, line, is_line, width, source, is_output, scale_stride,
-            GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-            HALVES: tl.constexpr):  # fmt: skip
-    """What codes are too large by, summed over all inputs."""
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for begin in tl.range(0, inputs // HALF, HALVES, num_stages=1):
-        half = begin + tl.arange(0, HALVES)
-        is_half = half < inputs // HALF
-        at = (half * HALF // GROUP)[None, :] * scale_stride + source[:, None]
-        is_code = is_half[None, :] & is_output[:, None]
-        more = tl.load(size + at, is_code, 0.0).to(tl.float32)
-        if zero is None:
-            more *= 136.0
-        else:
-            more *= tl.load(zero + at, is_code, 0).to(tl.float32) + 136.0
-        where = line[:, None].to(tl.int64) * (width // HALF) + half[None, :]
-        total = tl.load(x_sums + where, is_half[None, :] & is_line[:, None], 0.0)
-        sums = tl.dot(more, total.T, sums, input_precision="tf32x3")
-    return sums
-
-
 @jit(do_not_specialize=["rows"])
 def _product(x, x_sums, weight, scales, zeros, shared, shared_scales, shared_zeros, experts, starts,
              order, weights, result, rows, hidden, width, shared_width, num_experts,
@@ -130,38 +91,11 @@ def _product(x, x_sums, weight, scales, zeros, shared, shared_scales, shared_zer
     count = tl.load(starts + 2 * tile + 1)
     outputs = 2 * width if IS_FIRST else hidden
     inputs = hidden if IS_FIRST else width
-    is_output = columns < outputs
-    # Where its matrix lies, which of the rows there are its outputs, and how long they are.
-    source = columns
-    stride = inputs
     x_width = inputs
-    scale_stride = outputs
-    own = expert.to(tl.int64) * outputs
-    base = weight + own * (inputs // 4)
-    size = scales + own * (inputs // GROUP)
-    zero = zeros
-    if zeros is not None:
-        zero = zeros + own * (inputs // GROUP)
-    if shared is not None:
-        part = (expert - num_experts) * width  # columns of the shared MLP before this one's
-        if part >= 0:
-            base = shared
-            size = shared_scales
-            if zeros is not None:
-                zero = shared_zeros
-            if IS_FIRST:
-                is_up = (columns >= width).to(tl.int32)
-                inner = columns - is_up * width
-                source = part + inner + is_up * shared_width
-                is_output = is_output & (part + inner < shared_width)
-                scale_stride = 2 * shared_width
-            else:
-                base = shared + part // 4
-                size = shared_scales + part // GROUP * hidden
-                if zeros is not None:
-                    zero = shared_zeros + part // GROUP * hidden
-                stride = shared_width
-                inputs = tl.minimum(width, shared_width - part)
+    base, size, zero, source, is_output, stride, scale_stride, inputs = matrix_of(
+        expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,
+        shared_width, num_experts, IS_FIRST, GROUP, PER_WORD=4,
+    )  # fmt: skip
     lane = tl.arange(0, BLOCK_M)
     is_line = lane < count
     pair = tl.load(order + begin + lane, is_line, 0)
@@ -170,23 +104,8 @@ def _product(x, x_sums, weight, scales, zeros, shared, shared_scales, shared_zer
         line = pair // CHOICES
     lines = base + source[:, None].to(tl.int64) * (stride // 4)
     stop = tl.where(count > 0, inputs, 0)
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    gain = _gain(size, 0, stop, source, is_output, scale_stride, GROUP)
-    later_gain = _gain(size, HALF, stop, source, is_output, scale_stride, GROUP)
-    for first in range(0, stop, 2 * HALF):
-        inner_at = first // 4 + tl.arange(0, HALF // 2)
-        words = tl.load(lines + inner_at[None, :], is_output[:, None], 0)
-        # Scales are loaded a step before they are needed: loops do not fetch them ahead.
-        then = _gain(size, first + 2 * HALF, stop, source, is_output, scale_stride, GROUP)
-        later_then = _gain(size, first + 3 * HALF, stop, source, is_output, scale_stride, GROUP)
-        even, odd, later_even, later_odd = quarters(words, x.dtype.element_ty)
-        term = _times(even, odd, x, first, line, is_line, x_width, HALF)
-        sums += term * gain.to(tl.float32)[:, None]
-        term = _times(later_even, later_odd, x, first + HALF, line, is_line, x_width, HALF)
-        sums += term * later_gain.to(tl.float32)[:, None]
-        gain, later_gain = then, later_then
-    sums -= _excess(x_sums, size, zero, stop, line, is_line, x_width, source, is_output,
-                    scale_stride, GROUP, HALF, BLOCK_M, BLOCK_N, _HALVES)  # fmt: skip
+    sums = wide_sums(x, x_sums, lines, size, zero, 0, stop, line, is_line, x_width, source,
+                     is_output, scale_stride, GROUP, HALF, BLOCK_M, BLOCK_N)  # fmt: skip
     place = pair.to(tl.int64) * outputs
     if not IS_FIRST:
         sums *= tl.load(weights + pair, is_line, 0.0)[None, :]

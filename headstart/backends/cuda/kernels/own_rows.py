@@ -16,9 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.choice import best_of_rows
+from headstart.backends.cuda.kernels.choice import best_of_rows, keep_best, with_noise
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys
 
 _SLOTS = 8  # of a program
 _INPUTS = 512  # that a program reads at a time
@@ -160,15 +159,9 @@ def _best_of_own(x, weight, ids, counts, chosen, inv_temps, seeds, positions, be
     value = tl.where(slot < 0, 0.0, float("-inf"))
     if (count > 0) & (tile * SLOTS <= count):
         value = _products(x, weight, request, token, is_row, inputs, SLOTS, BLOCK_K)
-        inv_temp = tl.load(inv_temps + request)
-        if inv_temp > 0:
-            first, second = row_keys(tl.load(seeds + request), tl.load(positions + request))
-            value = value * inv_temp + gumbel_of(noise_bits(token, first, second))
+        value = with_noise(value, token, request, inv_temps, seeds, positions)
         value = tl.where(is_row, value, float("-inf"))
-    top = tl.max(value, 0)
-    tl.store(best + request * tiles + tile, top)
-    chosen_here = tl.min(tl.where(value == top, token, 2147483647), 0)
-    tl.store(where + request * tiles + tile, chosen_here)
+    keep_best(value, token, best, where, request * tiles + tile)
 
 
 @jit

@@ -12,7 +12,7 @@ from headstart.backends.cuda.kernels.jit import jit
 
 NONE = tl.constexpr(0x7FFFFFFF)  # a column after all others
 UNIT = tl.constexpr(2.0**40)  # of weights
-# Rows of `Settings.numbers` and `Settings.counts`, in sampling.py.
+# Rows of `Settings.numbers` and `Settings.counts`, in adjusting.py.
 TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(row) for row in range(1, 6))
 TOP_K, END_AFTER, NUM_LOGPROBS, IS_PROCESSED = (tl.constexpr(row) for row in range(1, 5))
 _MOST_LOOKED_UP = tl.constexpr(64)

@@ -16,17 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.adjusting import REJECTS, TILE, Adjusted, Settings, id_stride
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys, uniform_of
 from headstart.backends.cuda.kernels.ranking import UNIT, distribution
-from headstart.backends.cuda.kernels.sampling import (
-    REJECTS,
-    STEP,
-    TILE,
-    Adjusted,
-    Settings,
-    id_stride,
-)
+from headstart.backends.cuda.kernels.sampling import STEP
 from headstart.sampling import noise
 
 _REJECTS = tl.constexpr(REJECTS)

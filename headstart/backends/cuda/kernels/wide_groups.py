@@ -173,7 +173,7 @@ def _part(source, result, sums, rows, width, SPLITS: tl.constexpr, HALF: tl.cons
 
 
 @jit
-def quarters(words, KIND: tl.constexpr):
+def _quarters(words, KIND: tl.constexpr):
     """Words of four codes -> of each 136 plus what the code means without its zero point.
 
     In the order of their columns: even and odd ones of the first half, and of the second.
@@ -198,43 +198,70 @@ def quarters(words, KIND: tl.constexpr):
 
 
 @jit
-def _gain(scales, first, stop, columns, outputs, GROUP: tl.constexpr):
-    """Scales of the group that begins with input `first`."""
-    is_there = (columns < outputs) & (columns * 0 + first < stop)
-    return tl.load(scales + first // GROUP * outputs + columns, is_there, 0.0)
+def _gain(scales, first, stop, source, is_output, scale_stride, GROUP: tl.constexpr):
+    """Scales of the group that begins with input `first`; zero from `stop` on."""
+    is_there = is_output & (source * 0 + first < stop)
+    return tl.load(scales + first // GROUP * scale_stride + source, is_there, 0.0)
 
 
 @jit
-def _times(even, odd, x, first, row, rows, inputs, HALF: tl.constexpr):
+def _times(even, odd, x, first, row, is_row, width, HALF: tl.constexpr):
     """Sums over the `HALF` inputs from number `first` on, without a scale."""
     inner = first + tl.arange(0, HALF // 2)
-    source = x + row[:, None].to(tl.int64) * inputs + inner[None, :]
-    is_row = (row < rows)[:, None]
-    near = tl.load(source, is_row, 0.0)
-    far = tl.load(source + HALF // 2, is_row, 0.0)
+    source = x + row[:, None].to(tl.int64) * width + inner[None, :]
+    near = tl.load(source, is_row[:, None], 0.0)
+    far = tl.load(source + HALF // 2, is_row[:, None], 0.0)
     return tl.dot(odd, far.T, tl.dot(even, near.T))
 
 
 @jit
-def _excess(x_sums, scales, zeros, start, stop, row, rows, columns, outputs, inputs,
-            GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-            HALVES: tl.constexpr):  # fmt: skip
+def _excess(x_sums, scales, zeros, start, stop, row, is_row, width, source, is_output,
+            scale_stride, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr):  # fmt: skip
     """What codes are too large by, summed over inputs [start, stop)."""
     sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for begin in tl.range(start // HALF, stop // HALF, HALVES, num_stages=1):
-        half = begin + tl.arange(0, HALVES)
+    for begin in tl.range(start // HALF, stop // HALF, _HALVES, num_stages=1):
+        half = begin + tl.arange(0, _HALVES)
         is_half = half < stop // HALF
-        at = (half * HALF // GROUP)[None, :] * outputs + columns[:, None]
-        is_code = is_half[None, :] & (columns < outputs)[:, None]
+        at = (half * HALF // GROUP)[None, :] * scale_stride + source[:, None]
+        is_code = is_half[None, :] & is_output[:, None]
         more = tl.load(scales + at, is_code, 0.0).to(tl.float32)
         if zeros is None:
             more *= 136.0
         else:
             more *= tl.load(zeros + at, is_code, 0).to(tl.float32) + 136.0
-        where = row[:, None] * (inputs // HALF) + half[None, :]
-        total = tl.load(x_sums + where, is_half[None, :] & (row < rows)[:, None], 0.0)
+        where = row[:, None] * (width // HALF) + half[None, :]
+        total = tl.load(x_sums + where, is_half[None, :] & is_row[:, None], 0.0)
         sums = tl.dot(more, total.T, sums, input_precision="tf32x3")
     return sums
+
+
+@jit
+def wide_sums(x, x_sums, lines, scales, zeros, start, stop, row, is_row, width, source, is_output,
+              scale_stride, GROUP: tl.constexpr, HALF: tl.constexpr, BLOCK_M: tl.constexpr,
+              BLOCK_N: tl.constexpr):  # fmt: skip
+    """[BLOCK_N, BLOCK_M]: products of the rows `row` of x [.., width] over inputs [start, stop).
+
+    lines [BLOCK_N, 1]: where the words of each output begin; `source`: which columns of `scales`
+    and `zeros`, that are `scale_stride` wide, are these outputs.
+    """
+    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    gain = _gain(scales, start, stop, source, is_output, scale_stride, GROUP)
+    later_gain = _gain(scales, start + HALF, stop, source, is_output, scale_stride, GROUP)
+    for first in range(start, stop, 2 * HALF):
+        inner = first // 4 + tl.arange(0, HALF // 2)
+        words = tl.load(lines + inner[None, :], is_output[:, None], 0)
+        # Scales are loaded a step before they are needed: loops do not fetch them ahead.
+        then = _gain(scales, first + 2 * HALF, stop, source, is_output, scale_stride, GROUP)
+        later_then = _gain(scales, first + 3 * HALF, stop, source, is_output, scale_stride, GROUP)
+        even, odd, later_even, later_odd = _quarters(words, x.dtype.element_ty)
+        part = _times(even, odd, x, first, row, is_row, width, HALF)
+        sums += part * gain.to(tl.float32)[:, None]
+        part = _times(later_even, later_odd, x, first + HALF, row, is_row, width, HALF)
+        sums += part * later_gain.to(tl.float32)[:, None]
+        gain, later_gain = then, later_then
+    return sums - _excess(x_sums, scales, zeros, start, stop, row, is_row, width, source,
+                          is_output, scale_stride, GROUP, HALF, BLOCK_M, BLOCK_N)  # fmt: skip
 
 
 @jit(do_not_specialize=["rows"])
@@ -246,23 +273,8 @@ def _linear(x, x_sums, weight, scales, zeros, result, rows, outputs, inputs, per
     row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     start = split * per_split
     stop = tl.minimum(start + per_split, inputs)
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     lines = weight + columns[:, None].to(tl.int64) * (inputs // 4)
-    gain = _gain(scales, start, stop, columns, outputs, GROUP)
-    later_gain = _gain(scales, start + HALF, stop, columns, outputs, GROUP)
-    for first in range(start, stop, 2 * HALF):
-        inner = first // 4 + tl.arange(0, HALF // 2)
-        words = tl.load(lines + inner[None, :], (columns < outputs)[:, None], 0)
-        # Scales are loaded a step before they are needed: loops do not fetch them ahead.
-        then = _gain(scales, first + 2 * HALF, stop, columns, outputs, GROUP)
-        later_then = _gain(scales, first + 3 * HALF, stop, columns, outputs, GROUP)
-        even, odd, later_even, later_odd = quarters(words, x.dtype.element_ty)
-        part = _times(even, odd, x, first, row, rows, inputs, HALF)
-        sums += part * gain.to(tl.float32)[:, None]
-        part = _times(later_even, later_odd, x, first + HALF, row, rows, inputs, HALF)
-        sums += part * later_gain.to(tl.float32)[:, None]
-        gain, later_gain = then, later_then
-    sums -= _excess(x_sums, scales, zeros, start, stop, row, rows, columns, outputs, inputs, GROUP,
-                    HALF, BLOCK_M, BLOCK_N, _HALVES)  # fmt: skip
+    sums = wide_sums(x, x_sums, lines, scales, zeros, start, stop, row, row < rows, inputs, columns,
+                     columns < outputs, outputs, GROUP, HALF, BLOCK_M, BLOCK_N)  # fmt: skip
     where = (split * rows + row[None, :]) * outputs + columns[:, None]
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))

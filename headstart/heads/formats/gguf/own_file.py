@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.gguf.encoding import PLAIN
 from headstart.checkpoint.gguf.fields import ARRAY, BOOL, INT32, STRING, UINT32, Field, field
 from headstart.checkpoint.gguf.shard import GgufShard
-from headstart.checkpoint.gguf.values import PLAIN
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan

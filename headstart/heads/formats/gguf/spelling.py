@@ -13,15 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headstart.checkpoint.dtypes import GGUF_TYPES
+from headstart.checkpoint.gguf.encoding import PLAIN, QUANTIZED
 from headstart.checkpoint.gguf.quantize_tool import TOOL, TYPES, require_tool
-from headstart.checkpoint.gguf.values import (
-    PLAIN,
-    QUANTIZED,
-    cast,
-    floats_of,
-    regrouped,
-    shifted,
-)
+from headstart.checkpoint.gguf.values import cast, floats_of, regrouped, shifted
 from headstart.checkpoint.quantized.names import is_scale
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import (

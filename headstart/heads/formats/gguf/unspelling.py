@@ -9,15 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headstart.checkpoint.gguf.values import (
-    PLAIN,
-    cast,
-    decoded,
-    encoded,
-    floats_of,
-    scaled,
-    shifted,
-)
+from headstart.checkpoint.gguf.encoding import PLAIN, decoded, encoded
+from headstart.checkpoint.gguf.values import cast, floats_of, scaled, shifted
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import MissingTensor, UnexpectedTensor
 from headstart.families.names import Naming

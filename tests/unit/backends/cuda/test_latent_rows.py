@@ -22,7 +22,7 @@ from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.build import build
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

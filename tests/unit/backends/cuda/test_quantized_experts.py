@@ -20,12 +20,12 @@ from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.fp8_linear import KernelFp8
 from headstart.backends.cuda.kernels import moe_groups, moe_rows, moe_wide_groups
+from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8 import fp8_terms
 from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
-from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.kernels.sorting import sort_plainly
 from headstart.backends.cuda.quantized import hold_for_kernels
 from headstart.backends.cuda.quantized_experts import experts_of, hold_experts

@@ -23,7 +23,8 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.build import LoadedModel, build
-from headstart.models.config import LayerKind, model_config
+from headstart.models.config import LayerKind
+from headstart.models.config_reader import model_config
 from headstart.models.moe_config import Limit
 from headstart.sampling.choose import choose
 from headstart.sampling.params import Row, SamplingParams, derive_seed

@@ -16,14 +16,8 @@ pytest.importorskip("numba")
 from headstart.backends.numba import group_products, thread_pool
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.group_sums import HEADER, MIDDLE, TOGETHER, UPPER, for_rows
-from headstart.backends.numba.linear import (
-    FORMS,
-    Packed,
-    PackedFloat,
-    PackedGroups,
-    PackedLinear,
-    packed_as_stored,
-)
+from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
+from headstart.backends.numba.weight_formats import FORMS, packed_as_stored
 
 SHAPES = [(70, 64, 32), (32, 128, 64), (5, 96, 32), (100, 256, 128), (96, 576, 576)]
 

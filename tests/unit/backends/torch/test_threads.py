@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headstart.backends.torch import threads
-from headstart.models.config import model_config
+from headstart.models.config_reader import model_config
 from headstart.models.trunk import Trunk
 
 RAW = {

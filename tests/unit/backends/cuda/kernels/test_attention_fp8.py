@@ -13,8 +13,9 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda.kernels import attention
-from headstart.backends.cuda.kernels.attention import Cut, Packed, fitted, paged_attention
+from headstart.backends.cuda.kernels import attention, attention_cuts
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, fitted
 from headstart.backends.cuda.kernels.prompts import Tile, prompt_attention, tiles_of
 from headstart.backends.cuda.kernels.rows import place_qkv
 from headstart.backends.cuda.libraries import Library
@@ -70,7 +71,7 @@ def test_rows_of_rounds(cut: Cut, first_slot: int) -> None:
 
 @pytest.mark.parametrize("most_lines", [256, 2 * 4], ids=["whole", "in parts"])
 def test_rows_of_a_packed_pass(most_lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_MOST_LINES", most_lines)
+    monkeypatch.setattr(attention_cuts, "_MOST_LINES", most_lines)
     monkeypatch.setattr(attention, "_WIDE", 16)  # a second loop, without masks
     cache, k, v = filled(64)
     tables = torch.arange(16, dtype=torch.int32, device=DEVICE).expand(3, 16).contiguous()

@@ -13,14 +13,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.kernels import attention, shared_prefix
-from headstart.backends.cuda.kernels.attention import (
-    Cut,
-    Packed,
-    fitted,
-    paged_attention,
-    usual_context,
-)
+from headstart.backends.cuda.kernels import attention, attention_cuts, shared_prefix
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut, fitted, usual_context
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.gates import gate_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
@@ -210,7 +205,7 @@ def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.Mo
     q = random(3, 5, 4, 16)
     sizes = {"block_size": 4, "max_context": 46, "cut": Cut(tokens=16, step=16)}
     whole = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
-    monkeypatch.setattr(attention, "_MOST_LINES", 2 * 4)  # two rows of four heads
+    monkeypatch.setattr(attention_cuts, "_MOST_LINES", 2 * 4)  # two rows of four heads
     found = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
     assert not found[1].any() and found[2].any()
@@ -287,7 +282,7 @@ def test_rows_of_a_packed_pass_attend_as_by_themselves(
     most_lines: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two requests of five rows, no third; then groups of three rows, of two and of none."""
-    monkeypatch.setattr(attention, "_MOST_LINES", most_lines)
+    monkeypatch.setattr(attention_cuts, "_MOST_LINES", most_lines)
     k_cache, v_cache = random(2, 64, 1, 16).unbind()
     tables = torch.arange(16, dtype=torch.int32, device=DEVICE).expand(3, 16).contiguous()
     sizes = {"block_size": 4, "max_context": 66, "cut": Cut(pieces=4, least=least, step=16)}

@@ -12,7 +12,7 @@ from torch.nn.functional import rms_norm
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import latent
-from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.latent import cut_for, latent_attention, tile_lines
 from headstart.backends.cuda.kernels.latent_heads import lift_queries, lower_latents
 from headstart.backends.cuda.kernels.latent_prompts import prompt_latents

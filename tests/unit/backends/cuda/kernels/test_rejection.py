@@ -12,7 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.kernels import rejection, sampling
+from headstart.backends.cuda.kernels import adjusting, rejection, sampling
 from headstart.backends.cuda.sampling import bits_of, settings_of
 from headstart.sampling.acceptance import reject
 from headstart.sampling.choose import draft_probs, target_probs
@@ -24,6 +24,7 @@ VOCAB, DRAFTS, REQUESTS = 90, unless_long(2, 3), unless_long(5, 12)
 
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adjusting, "TILE", 32)
     for module in (sampling, rejection):
         monkeypatch.setattr(module, "TILE", 32)
         monkeypatch.setattr(module, "STEP", 64)
@@ -78,7 +79,7 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
     probs = torch.zeros(REQUESTS, DRAFTS, VOCAB)
     for depth in range(DRAFTS):
         rows = [own.row(i, depth) for i in range(REQUESTS)]
-        adjusted = sampling.adjust(
+        adjusted = adjusting.adjust(
             own.draft[None, :, depth].contiguous(), settings, lengths.long() + depth,
             token_ids=ids, penalises=False,
         )  # fmt: skip
@@ -90,7 +91,7 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
         probs[:, depth] = draft_probs(own.draft[:, depth].cpu(), rows, host, VOCAB)
     flat = own.target.flatten(0, 1)
     positions = (lengths[:, None] + torch.arange(DRAFTS + 1, device=DEVICE)).flatten().long()
-    adjusted = sampling.adjust(flat[None], settings, positions, drafts=drafts)
+    adjusted = adjusting.adjust(flat[None], settings, positions, drafts=drafts)
     choices = sampling.draw(adjusted, settings).view(REQUESTS, -1)
     before = choices.clone()
     target = rejection.shares_of(adjusted, settings)
@@ -98,7 +99,7 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
     rejected = own.draft[
         torch.arange(REQUESTS, device=DEVICE), accepted.long().clamp_max(DRAFTS - 1)
     ]
-    again = sampling.adjust(
+    again = adjusting.adjust(
         rejected[None].contiguous(), settings, lengths.long(), token_ids=ids, penalises=False
     )
     rejection.follow(
@@ -139,7 +140,7 @@ def test_nothing_is_accepted_where_nothing_is_allowed(temperature: float) -> Non
     one, lengths = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (1, 5))
     for token in (0, 3, 7):
         drafts = torch.tensor([[token]], device=DEVICE)
-        adjusted = sampling.adjust(logits[None], settings, positions, drafts=drafts, masks=masks)
+        adjusted = adjusting.adjust(logits[None], settings, positions, drafts=drafts, masks=masks)
         choices = sampling.draw(adjusted, settings).view(1, 2)
         target = rejection.shares_of(adjusted, settings)
         shares = torch.ones(1, 1, device=DEVICE)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.kernels import adjusting
 from headstart.backends.cuda.kernels import logprobs as logprob_kernels
 from headstart.backends.cuda.kernels import sampling as kernels
 from headstart.backends.cuda.sampling import (
@@ -36,6 +37,7 @@ CASES = unless_long(24, 40)
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles and steps of a small vocabulary, as a large one has."""
+    monkeypatch.setattr(adjusting, "TILE", 32)
     for module in (kernels, logprob_kernels):
         monkeypatch.setattr(module, "TILE", 32)
         monkeypatch.setattr(module, "STEP", 64)
@@ -106,7 +108,7 @@ def test_drafts_are_chosen_without_penalties_among_a_draft_vocabulary() -> None:
     rows = [replace(some_row(draw), mask=None) for _ in range(CASES)]
     settings = settings_of(rows, VOCAB, logits.device)
     positions = torch.tensor([row.position for row in rows], device=DEVICE)
-    adjusted = kernels.adjust(logits[None], settings, positions, token_ids=ids, penalises=False)
+    adjusted = adjusting.adjust(logits[None], settings, positions, token_ids=ids, penalises=False)
     found = ids[kernels.draw(adjusted, settings).clamp_min(0)]
     wanted = choose_drafts(logits.cpu(), rows, ids.cpu())
     allowed = [i for i, row in enumerate(rows) if row.params.allowed_token_ids is None]
@@ -184,7 +186,7 @@ def test_rows_behind_drafts_count_them_as_output() -> None:
     positions = torch.tensor([4, 5, 6, 6, 7, 8], device=DEVICE)
     # Large where they are drafts: a count that is missing is seen.
     logits[:, [5, 7, 9]] += 6
-    adjusted = kernels.adjust(logits[None], settings, positions, drafts=drafts)
+    adjusted = adjusting.adjust(logits[None], settings, positions, drafts=drafts)
     rows = [
         replace(own, output_ids=[*own.output_ids, *drafts[i, :depth].tolist()])
         for i, own in enumerate(requests)
@@ -200,12 +202,12 @@ def test_history_follows_what_rounds_emit_and_a_request_that_moves() -> None:
     set_row(settings, 2, row, torch.tensor(8, device=DEVICE))
     set_row(settings, 0, Row(SamplingParams(), 5, 4))
     emitted = torch.tensor([[2, 1, 1, 0], [0, 4, 4, 4], [2, 5, 7, 6]], device=DEVICE)
-    kernels.remember(settings, emitted)
+    adjusting.remember(settings, emitted)
     move_row(settings, 2, 1)
     words = settings.history[1]
     counts = {at: int(words[at]) >> 2 for at in words.nonzero().flatten().tolist()}
     assert {at: n for at, n in counts.items() if n} == {5: 3, 7: 1, 8: 2}
-    assert [int(words[at]) & kernels.IN_PROMPT for at in (3, 9, 5)] == [1, 1, 0]
+    assert [int(words[at]) & adjusting.IN_PROMPT for at in (3, 9, 5)] == [1, 1, 0]
     assert settings.history[0].count_nonzero() == 0, "requests without penalties keep none"
     assert settings.seeds.tolist() == [5, 1, 1]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.kernels.attention import Cut, Packed, paged_attention
+from headstart.backends.cuda.kernels.attention import Packed, paged_attention
+from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.gates import gate_heads
 from headstart.backends.cuda.kernels.prompts import Tile, prompt_attention, tiles_of
 from headstart.backends.cuda.kernels.rows import place_qkv

@@ -1,0 +1,74 @@
+"""Which form weights are packed in, by what is asked for and how they are stored."""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import nn
+
+from headstart.backends.numba import group_products
+from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
+from headstart.backends.weights import WeightFormat, int4_linear
+from headstart.checkpoint.quantized.rounding import INT4_GROUP
+from headstart.models.linear import Linear
+from headstart.models.quantized import GroupLinear, QuantizedLinear
+
+
+def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
+    """Whether it is 8-bit integers around zero with one scale per output."""
+    if not isinstance(source, GroupLinear) or source.bits != 8 or source.zeros is not None:
+        return False
+    return source.scales.shape[-1] == 1 and source.inputs is None
+
+
+def packed_as_stored(source: Linear) -> Packed:
+    """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
+    if is_by_row(source):
+        return PackedLinear.of_rows(source)
+    if isinstance(source, GroupLinear) and source.bits == 4:
+        group = group_products.packed_group(source.quantized.group_size)
+        if group is not None:
+            return PackedGroups(source, group)
+    return PackedFloat(_plain(source))
+
+
+def packed_int8(source: Linear) -> Packed:
+    """int8 for what is stored as plain numbers; what is quantised already stays as it is."""
+    return packed_as_stored(source) if isinstance(source, QuantizedLinear) else PackedLinear(source)
+
+
+def packed_int4(source: Linear) -> Packed:
+    """4 bits in groups of 32; int8 where a matrix has no whole number of groups."""
+    if isinstance(source, QuantizedLinear):
+        return packed_as_stored(source)
+    if source.weight.shape[1] % INT4_GROUP:
+        return PackedLinear(source)
+    return PackedGroups(int4_linear(source), INT4_GROUP)
+
+
+# By `weights` of the options.
+FORMS: dict[str, WeightFormat] = {
+    "as-dtype": packed_as_stored,
+    "int8": packed_int8,
+    "int4": packed_int4,
+}
+
+
+def packed_if_grouped(source: Linear) -> Linear | Packed:
+    """For plain modules: integers that the kernels have by them, others as they are."""
+    is_grouped = isinstance(source, GroupLinear) and source.bits == 4
+    return packed_as_stored(source) if is_grouped or is_by_row(source) else source
+
+
+# The same for models that the kernels do not run as a whole.
+PRODUCTS: dict[str, WeightFormat] = {**FORMS, "as-dtype": packed_if_grouped}
+
+
+def _plain(source: Linear) -> Linear:
+    if not isinstance(source, QuantizedLinear):
+        return source
+    result = Linear(0, 0)
+    result.weight = nn.Parameter(source.dequantized(torch.float32), requires_grad=False)
+    result.bias = source.bias
+    return result
