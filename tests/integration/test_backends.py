@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.head_edits import graft
 from support.kernel_sizes import LATENT, SPARSE, WINDOWS
+from support.long_runs import IS_LONG
 from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 from torch import Tensor
@@ -81,10 +82,16 @@ ROUNDED = {
     "numba int8": ("deepseek_v3", "glm4_moe", "mimo", "qwen3_5_moe", "step3p5"),
     "numba int4": ("ernie4_5_moe", "llama", "qwen3_next"),
 }
+# Families whose layers others have as well: interpreted kernels run them in long runs only.
+_ALIKE = {
+    "glm4_moe_lite", "glm_moe_dsa", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_next",
+}  # fmt: skip
 PAIRS = [
     (case, family)
     for case in CASES
     for family in ROUNDED.get(case) or sorted(CLAIMS[CASES[case].name])
+    if IS_LONG or case != "cuda" or family not in _ALIKE
 ]
 
 # As small as can be: interpreted programs take milliseconds each.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
-from support.long_runs import unless_long
+from support.long_runs import one_of_each, unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import make_agreement, walk
@@ -21,7 +21,7 @@ FAMILIES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", one_of_each(3, FAMILIES))
 def test_calibrated_counters_are_those_of_the_walk(family: str, tiny: Tiny) -> None:
     folder = checkpoint(tiny, family, rate=0.7, disturbance=EXACT)
     known = make_agreement(VOCAB, SIZES["hidden_size"], rate=0.7, seed=AGREEING["seed"])

@@ -98,6 +98,7 @@ def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     assert "stage publish" in capsys.readouterr().out
 
 
+@long_only
 def test_what_is_scored_was_never_trained_on(done: Path) -> None:
     place = done
     heldout = (place / "work" / "evaluation" / "heldout.jsonl").read_text().splitlines()
@@ -109,6 +110,7 @@ def test_what_is_scored_was_never_trained_on(done: Path) -> None:
     assert not scored & trained
 
 
+@long_only
 def test_parts_are_joined_to_what_one_process_writes(done: Path) -> None:
     place = done
     with pytest.MonkeyPatch.context() as patch:
@@ -130,6 +132,7 @@ def test_parts_are_joined_to_what_one_process_writes(done: Path) -> None:
     assert _answers(place / "again") == _answers(place / "work") != {}
 
 
+@long_only
 def test_heads_dealt_out_to_processes_are_those_of_one(done: Path) -> None:
     place = done
     with pytest.MonkeyPatch.context() as patch:
@@ -199,6 +202,7 @@ def test_a_score_that_is_missing_is_the_only_one_made(
     assert sorted(scores.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
+@long_only
 def test_a_finished_stage_is_not_done_again(done: Path) -> None:
     place = done
     metrics = place / "work" / "study" / "prefix-kl-0.01" / "metrics.jsonl"

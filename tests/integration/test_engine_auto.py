@@ -16,6 +16,7 @@ from support.engine_runs import (
     soft,
     start,
 )
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.engine import core
@@ -138,7 +139,7 @@ def test_auto_starts_with_little_memory_and_short_texts(size: int, tiny: Tiny) -
     assert ids_of(run(engine, [[5, 6, 7]], seeded(max_tokens=9))) == ids_of(expected)
 
 
-@pytest.mark.parametrize("family", ["mimo_v2", "step3p5"])
+@pytest.mark.parametrize("family", unless_long(["mimo_v2"], ["mimo_v2", "step3p5"]))
 def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
     """Regression: a module of a parallel head needs the states of several slots."""
     engine = start(checkpoint(tiny, family), speculate="auto", slots=4000)

@@ -38,8 +38,9 @@ INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
 INT4: dict[str, Any] = {"weights": "int4", "dtype": "float32"}
 FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
 
-USUAL = [("mimo", INT8), ("llama", INT4), ("qwen3_5_moe", INT8), ("deepseek_v3", FLOAT)]
+USUAL = [("qwen3_5_moe", INT8), ("deepseek_v3", FLOAT)]
 MORE = [
+    ("mimo", INT8), ("llama", INT4),
     ("qwen2", FLOAT), ("qwen3", INT8), ("glm4_moe", INT4), ("glm4_moe_lite", INT8),
     ("mimo_v2", INT8), ("qwen3_next", INT4), ("step3p5", FLOAT), ("ernie4_5_moe", FLOAT),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.long_runs import long_only, unless_long
+from support.long_runs import long_only
 from support.tiny_fixture import Tiny
 from torch import Tensor
 
@@ -162,7 +162,8 @@ def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
     assert done[:2] == (["text", "masks"] if is_drafting else ["masks", "text"])
 
 
-@pytest.mark.parametrize("kind", unless_long(["latents"], list(MODELS)))
+@long_only
+@pytest.mark.parametrize("kind", list(MODELS))
 def test_their_texts_are_those_of_the_plain_engine(
     kind: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

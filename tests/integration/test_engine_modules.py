@@ -88,7 +88,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(("family", "modules", "drafts"), unless_long([("mimo_v2", 3, 2)], LONG))
+@pytest.mark.parametrize(("family", "modules", "drafts"), unless_long([("mimo", 2, 3)], LONG))
 def test_drafts_are_those_of_the_plain_engine(
     family: str, modules: int, drafts: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import ids_of, transformers_model
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.scores import RowScores
@@ -58,7 +59,7 @@ def assert_scored(result: Result, wanted: torch.Tensor, prompt: list[int] = PROM
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
-@pytest.mark.parametrize("drafts", [0, 2], ids=["without a head", "with drafts"])
+@pytest.mark.parametrize("drafts", unless_long([2], [0, 2]))
 def test_a_prompt_has_the_models_log_probabilities(
     backend: str, drafts: int, folder: Path, wanted: torch.Tensor, request: pytest.FixtureRequest
 ) -> None:

@@ -142,7 +142,7 @@ class Traffic(RuleBasedStateMachine):
         )
 
 
-RUNS = unless_long(5, 20)
+RUNS = unless_long(3, 20)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one module": ("mimo", {}, {"topology": None}),
     "sparse latent attention": ("deepseek_v32", {}, {}),

@@ -111,8 +111,6 @@ def trained(model: Path, folder: Path) -> Outcome:
 SOME = [
     "glm4_moe",  # experts
     "qwen3_5",  # dense, with recurrent layers
-    "deepseek_v32",  # latent attention and an indexer
-    "step3p5",  # several modules, and sliding windows
 ]
 
 

@@ -155,7 +155,7 @@ def test_no_settings_together_make_the_text_depend_on_the_number_of_drafts_in_ro
     assert not rounds.stats.slow_rounds
 
 
-@pytest.mark.parametrize("backend", list(BACKENDS))
+@pytest.mark.parametrize("backend", unless_long(["numba"], list(BACKENDS)))
 def test_lists_of_tokens_are_converted_once_per_request(
     backend: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,7 +50,7 @@ def mixed(count: int = 20) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("speculate", unless_long([0, 2, 4, "auto"], [0, 1, 2, 3, 4, "auto"]))
+@pytest.mark.parametrize("speculate", unless_long([0, 3], [0, 1, 2, 3, 4, "auto"]))
 def test_texts_stay_through_swaps_preemptions_and_prefix_hits(
     tiny: Tiny, way: dict[str, Any], speculate: Any
 ) -> None:
@@ -91,12 +91,15 @@ def test_a_request_that_is_aborted_around_a_swap_leaves_the_others_alone(tiny: T
 # experts, latents, norms around one, gates; each in the ways that run it.
 FAMILIES = [
     ("mimo", INT8), ("step3p5", NUMBA), ("qwen3_next", INT8), ("deepseek_v3", NUMBA),
-    ("mimo_v2", PLAIN), ("qwen4_exp", PLAIN),
+    ("mimo_v2", PLAIN),
 ]  # fmt: skip
 MORE = [
-    (family, way)
-    for family in ("mimo", "step3p5", "qwen3_next", "deepseek_v3", "mimo_v2", "glm4_moe")
-    for way in (PLAIN, NUMBA, INT8, {**NUMBA, "weights": "int4"}, {**INT8, "kernels": "off"})
+    ("qwen4_exp", PLAIN),
+    *(
+        (family, way)
+        for family in ("mimo", "step3p5", "qwen3_next", "deepseek_v3", "mimo_v2", "glm4_moe")
+        for way in (PLAIN, NUMBA, INT8, {**NUMBA, "weights": "int4"}, {**INT8, "kernels": "off"})
+    ),
 ]
 
 

@@ -122,7 +122,7 @@ def test_a_whole_head_is_complete(tiny: Tiny, variant: str) -> None:
     assert head.tensors == NUM_TENSORS[variant]
 
 
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize("variant", one_of_each(2, WITH_HEAD))
 def test_a_whole_head_gives_no_cause_for_worry(tiny: Tiny, variant: str) -> None:
     expected = ("hybrid", "vLLM uses the first", "is not settled")
     others = [w for w in report(tiny(variant)).warnings if not any(text in w for text in expected)]
@@ -148,7 +148,7 @@ def test_a_fused_head_is_complete_too(tiny: Tiny, variant: str) -> None:
     assert head.experts == "fused"
 
 
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize("variant", one_of_each(2, WITH_HEAD))
 def test_a_lost_head_is_missing(tiny: Tiny, variant: str) -> None:
     bare = report(tiny(variant, with_head=False))
     declared = variant not in WITHOUT_COUNT
@@ -166,7 +166,7 @@ def test_a_lost_head_that_is_not_declared_is_absent(
         assert report(model).head.state == "absent"
 
 
-@pytest.mark.parametrize(("variant", "value"), COUNTS)
+@pytest.mark.parametrize(("variant", "value"), one_of_each(2, COUNTS))
 def test_a_whole_head_without_a_count_is_undeclared(
     tiny: Tiny, tmp_path: Path, variant: str, value: int | None
 ) -> None:
@@ -176,7 +176,7 @@ def test_a_whole_head_without_a_count_is_undeclared(
     assert any("does not declare them" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize(("variant", "part"), LOSSES)
+@pytest.mark.parametrize(("variant", "part"), one_of_each(2, LOSSES))
 def test_a_head_that_lost_one_tensor_is_partial(
     tiny: Tiny, tmp_path: Path, variant: str, part: str
 ) -> None:

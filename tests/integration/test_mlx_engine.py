@@ -31,7 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "step3p5": SLIDING,
 }  # fmt: skip
 Q4, Q8 = Affine(4, 64), Affine(8, 32)
-USUAL = [("mimo", Q4), ("qwen3_5", None), ("glm4_moe_lite", Q4), ("step3p5", Q8)]
+USUAL = [("mimo", Q4), ("qwen3_5", None), ("glm4_moe", Q8)]
 ALL = [(family, how) for family in FAMILIES for how in (None, Q4, Q8)]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.engine_runs import ids_of
 from support.kernel_runs import SIZES, start
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -51,7 +52,7 @@ def answers(engine: Engine, params: list[SamplingParams], names: list[str]) -> A
     return ids_of(results), [r.stats.acceptance for r in results]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", unless_long(["processed"], list(KINDS)))
 def test_rounds_draft_what_the_plain_engine_drafts(kind: str, folder: Path) -> None:
     """Three requests for two places, so that one moves; with two lists and the whole vocabulary."""
     names = ["third", "odd", "full"] if kind == "greedy" else ["third", "odd", "third"]

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import httpx
 import openai
 import pytest
+from support.long_runs import one_of_each
 from support.server_runs import HTTP, VOCAB
 from support.server_threads import (
     LONG,
@@ -310,11 +311,13 @@ class Panic(BaseException):
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [
-        (Panic("lost"), "a request of the server's own failed: lost"),
-        (RequestError("not this"), "a chat of the server's own was refused: not this"),
-    ],
-    ids=["panic", "refusal"],
+    one_of_each(
+        2,
+        [
+            (Panic("lost"), "a request of the server's own failed: lost"),
+            (RequestError("not this"), "a chat of the server's own was refused: not this"),
+        ],
+    ),
 )
 def test_a_server_is_ready_whatever_becomes_of_its_own_requests(
     folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,

@@ -131,7 +131,7 @@ def _seed(result: Result) -> Any:
     return replace(stats, seed=stats.seed + 1)
 
 
-@pytest.mark.parametrize("topology", ["chained", "parallel"])
+@pytest.mark.parametrize("topology", unless_long(["chained"], ["chained", "parallel"]))
 def test_heads_of_several_modules_are_predicted_as_well(topology: str, tiny: Tiny) -> None:
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     folder = checkpoint(tiny, "mimo", num_nextn_predict_layers=3)

@@ -38,6 +38,7 @@ def tuned(inputs: Path, out: Path, **options: Any) -> Outcome:
     return outcome
 
 
+@long_only  # that a head learns is also shown where it does so while serving
 def test_a_grafted_head_learns_all_there_is_to_learn(inputs: Path, tmp_path: Path) -> None:
     outcome = tuned(inputs, tmp_path / "run", epochs=4, learning_rate=6e-3)
     assert outcome.before is not None and outcome.after is not None

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.commands import headstart
+from support.long_runs import one_of_each
 from support.training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
 
 from headstart.errors import CheckpointError, HeadstartError, TrainError
@@ -111,7 +112,7 @@ def test_only_what_a_run_wrote_is_replaced(inputs: Path, run: Path) -> None:
     assert not (run / ".replaced").exists()
 
 
-@pytest.mark.parametrize("moment", range(12))
+@pytest.mark.parametrize("moment", one_of_each(3, range(12)))
 def test_a_kill_while_replacing_leaves_what_the_same_command_takes(
     moment: int, inputs: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

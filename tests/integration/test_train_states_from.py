@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import headstart
+from support.long_runs import unless_long
 from support.training_runs import QUICK, flags, metrics, trained, write_inputs
 
 from headstart.checkpoint.reader import Checkpoint
@@ -46,7 +47,9 @@ def fill(model: Path, records: list[Record], folder: Path, kind: StateKind) -> P
     return folder
 
 
-@pytest.mark.parametrize("kind", ["before_final_norm", "after_final_norm"])
+@pytest.mark.parametrize(
+    "kind", unless_long(["after_final_norm"], ["before_final_norm", "after_final_norm"])
+)
 def test_states_from_elsewhere_train_as_computed_ones_do(
     inputs: Path, tmp_path: Path, kind: StateKind
 ) -> None:

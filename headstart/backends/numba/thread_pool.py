@@ -9,6 +9,7 @@ and passes through. No thread spins while there is no call.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -35,6 +36,7 @@ _STRETCHES_PER_THREAD = 3
 _LONGEST_STRETCH = 16
 _MAX_SPINS = 4000  # before the core is yielded: some microseconds
 _MIN_WORK = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
+_LONGEST_CALL = 5.0  # seconds that the end of the process waits for a helper
 _MAX_QUEUED = 2  # calls that may wait for a helper that is held up
 _CACHE_LINE = 8  # int64 in a cache line: counters that several write must not share one
 _THREADS, _DONE = 1, _CACHE_LINE
@@ -52,7 +54,8 @@ class ThreadPool:
     """Helpers of the calling thread: as many threads in all as torch computes with."""
 
     def __init__(self) -> None:
-        self._jobs: list[SimpleQueue[Job]] = []
+        self._jobs: list[SimpleQueue[Job | None]] = []
+        self._threads: list[threading.Thread] = []
 
     def run(
         self, work: int, function: Callable[[*Arguments], Result], *arguments: *Arguments,
@@ -65,9 +68,10 @@ class ThreadPool:
         """
         helpers = torch.get_num_threads() - 1 if work >= _MIN_WORK else 0
         while len(self._jobs) < helpers:
-            jobs: SimpleQueue[Any] = SimpleQueue()
+            jobs: SimpleQueue[Job | None] = SimpleQueue()
             self._jobs.append(jobs)
-            threading.Thread(target=_help, args=(jobs,), daemon=True).start()
+            self._threads.append(threading.Thread(target=_help, args=(jobs,), daemon=True))
+            self._threads[-1].start()
         for jobs in self._jobs[:helpers]:
             if jobs.qsize() < _MAX_QUEUED:
                 jobs.put((function, arguments, held))
@@ -82,20 +86,30 @@ class ThreadPool:
                 raise cause from None
             raise
 
+    def stop(self) -> None:
+        """End the helpers, which begin anew with the next call."""
+        for jobs in self._jobs:
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(_LONGEST_CALL)
+        self.forget()
+
     def forget(self) -> None:
         """Of the parent's threads a forked process has none."""
-        self._jobs = []
+        self._jobs, self._threads = [], []
 
 
-def _help(jobs: SimpleQueue[Job]) -> None:
-    while True:
-        function, arguments, held = jobs.get()
+def _help(jobs: SimpleQueue[Job | None]) -> None:
+    while (job := jobs.get()) is not None:
+        function, arguments, held = job
         function(*arguments)
-        del function, arguments, held  # nothing is kept alive while waiting
+        del job, function, arguments, held  # nothing is kept alive while waiting
 
 
 POOL = ThreadPool()  # of the process, as torch's threads are
 os.register_at_fork(after_in_child=POOL.forget)
+# A helper that returns from compiled code when Python is gone would abort the process.
+atexit.register(POOL.stop)
 
 
 @intrinsic

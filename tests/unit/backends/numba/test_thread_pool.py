@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from queue import SimpleQueue
+
 import pytest
 import torch
 
 pytest.importorskip("numba")
 
-from headstart.backends.numba.thread_pool import POOL, claim_tiles, new_counters
+from headstart.backends.numba.thread_pool import (
+    POOL,
+    ThreadPool,
+    claim_tiles,
+    new_counters,
+)
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), SystemExit(143)], ids=repr)
@@ -44,3 +52,17 @@ def test_stretches_cover_all_tiles_once(
     assert [tile for stretch in found for tile in stretch] == list(range(tiles))
     assert len(found) >= min(tiles, 3 * threads)
     assert max(map(len, found)) <= 16
+
+
+def test_stopped_helpers_have_done_their_work_and_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process ends so: a helper inside compiled code would abort it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    pool, calls = ThreadPool(), SimpleQueue[int]()
+    for num_calls in (3, 6):
+        before = threading.active_count()
+        pool.run(1 << 30, lambda: calls.put(1))
+        pool.stop()
+        assert calls.qsize() == num_calls
+        assert threading.active_count() == before
