@@ -118,7 +118,7 @@ class Scheduler:
 
         Requests that decode `elsewhere` are left alone, and so is their memory.
         """
-        budget = self._max_rows
+        budget = room = self._max_rows
         works: dict[str, Work] = {}
         candidates = [request for request in self.running if request not in elsewhere]
         by_importance = sorted(candidates, key=lambda r: (not r.is_decoding, *_importance(r)))
@@ -130,31 +130,37 @@ class Scheduler:
                 continue
             reserved -= request.is_decoding
             share = budget - reserved - (for_prompts if request.is_decoding else 0)
-            rows = self._rows(request, max(share, min(budget, 1)), is_first=not works)
+            rows = self._rows(request, max(share, min(budget, 1)), room, is_first=not works)
             if rows > 1 and request.is_decoding and not self._fits(request, rows):
                 rows = 1  # drafts are dropped before another request loses memory for them
             if rows < 1 or not self._make_room(request, rows, works, candidates):
                 continue
             works[request.id] = _work(request, rows)
             budget = self._max_rows - sum(w.count for w in works.values())
-        self._admit(works, budget)
+            if request.is_decoding:
+                room = budget
+        self._admit(works, budget, room)
         if self.states is None:
             return list(works.values())
         return self.states.place(list(works.values()))
 
-    def _rows(self, request: Request, budget: int, *, is_first: bool) -> int:
+    def _rows(self, request: Request, budget: int, room: int, *, is_first: bool) -> int:
         if request.is_decoding:
             return min(1 + len(request.drafts), budget)
         left = len(request.tokens) - request.num_computed
         if self._options.chunked_prefill:
             if request.is_scoring:  # the LM head over all rows costs up to as much as the trunk
                 budget = min(budget, max(1, self._max_rows // 2))
-            return self._cut(request.num_computed, left, budget)
+            return self._cut(request.num_computed, left, budget, room)
         return left if left <= budget or is_first else 0
 
-    def _cut(self, start: int, left: int, budget: int) -> int:
-        """Rows of a prompt that is read up to `start`; none where what fits is no whole part."""
-        if left <= budget or self._max_rows < 2 * _CUT:
+    def _cut(self, start: int, left: int, budget: int, room: int) -> int:
+        """Rows of a prompt that is read up to `start`; none where what fits is no whole part.
+
+        `room`: rows that those who generate leave. Where it has no whole part, a prompt takes what
+        there is, since they may go on without end.
+        """
+        if left <= budget or self._max_rows < 2 * _CUT or room < _CUT:
             return min(left, budget)
         return max(0, (start + budget) // _CUT * _CUT - start)
 
@@ -209,7 +215,7 @@ class Scheduler:
         taken, self._restarted = self._restarted, []
         return taken
 
-    def _admit(self, works: dict[str, Work], budget: int) -> None:
+    def _admit(self, works: dict[str, Work], budget: int, room: int) -> None:
         for request in self.waiting:
             request.waited_steps += 1
         for request in sorted(self.waiting, key=_importance):
@@ -228,7 +234,7 @@ class Scheduler:
             self.pool.take(hit)
             request.blocks = list(hit)
             request.num_computed = request.num_cached = len(hit) * self.pool.block_size
-            rows = self._rows(request, budget, is_first=not works)
+            rows = self._rows(request, budget, room, is_first=not works)
             if rows < 1 or not self._fits(request, rows):
                 self._give_back(request)
                 request.blocks, request.num_computed, request.num_cached = [], 0, 0

@@ -60,6 +60,16 @@ def test_a_prompt_that_would_be_cut_short_leaves_the_rest_of_a_pass() -> None:
     assert run(own, own.plan()) == {"a": (3000, 1, 0), "b": (0, 2048, 0)}
 
 
+def test_a_long_prompt_goes_on_where_less_than_a_part_is_ever_left() -> None:
+    """Regression: it got no row as long as drafts of others took half of every pass."""
+    own = scheduler(num_blocks=8192, max_batched_tokens=4096)
+    own.add(request("a", 1))
+    run(own, own.plan(), drafts=2303)
+    own.add(request("b", 5000, 1))
+    seen = [run(own, own.plan(), drafts=2303)["b"] for _ in range(3)]
+    assert seen == [(0, 1792, 0), (1792, 1792, 0), (3584, 1416, 0)]
+
+
 def test_drafts_yield_to_a_row_for_everybody_who_generates() -> None:
     own = scheduler(max_batched_tokens=4)
     for arrival, name in enumerate("abc"):
