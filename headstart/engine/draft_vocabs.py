@@ -16,7 +16,7 @@ from headstart.errors import ConfigError, DataError, RequestError, some
 from headstart.vocab.draft_vocab import ALL, WHOLE_NAMES, DraftVocab
 from headstart.vocab.files import read
 from headstart.vocab.languages import language_of
-from headstart.vocab.own_tokens import OwnRule
+from headstart.vocab.own_tokens import OwnRule, check_beside
 
 # A file, ids, or vocabularies that were read already.
 Source = str | Path | Sequence[int] | Sequence[DraftVocab]
@@ -36,9 +36,10 @@ class DraftVocabs:
         self._by_language = {vocab.language or vocab.name: vocab.name for vocab in vocabs}
 
     @classmethod
-    def open(cls, source: Source | None, checkpoint: Checkpoint) -> DraftVocabs:
-        """Read and check against the model's vocabulary and tokenizer."""
+    def open(cls, source: Source | None, checkpoint: Checkpoint, own: int = 0) -> DraftVocabs:
+        """Read and check against the model's vocabulary and tokenizer; own: tokens beside a map."""
         if source is None:
+            check_beside(own, "--draft-vocab")
             return cls()
         sha = tokenizer_sha(checkpoint)
         vocabs = _vocabs(source)

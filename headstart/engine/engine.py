@@ -55,7 +55,8 @@ class Engine:
             local_folder(model), "Give its model, and this folder with --head."
         )
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
-        self.draft_vocabs = DraftVocabs.open(source, checkpoint)
+        own = self.options.draft_vocab_own
+        self.draft_vocabs = DraftVocabs.open(source, checkpoint, own)
         self.backend = load_backend(
             checkpoint, Path(head) if head is not None else None, self.options.backend,
             device=self.options.device, dtype=self.options.dtype,
@@ -68,7 +69,6 @@ class Engine:
                 "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
                 "the model has none). Leave it out."
             )
-        own = self.options.draft_vocab_own
         self._own_rules = self.draft_vocabs.own_rules(own, self.model.config.vocab)
         self.prompts = PromptReader(checkpoint)
         options = self.options.resolved(self.model.device.type)

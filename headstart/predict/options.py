@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
-from headstart.vocab.own_tokens import check_limit
+from headstart.vocab.own_tokens import check_beside, check_limit
 
 if TYPE_CHECKING:
     from headstart.backends.options import Weights
@@ -46,6 +46,8 @@ class PredictionOptions:
             )
         if self.own != 0:
             check_limit(self.own)
+        if self.vocab is None:
+            check_beside(self.own, "--vocab")
         if self.bandwidth is not None and self.bench is not None:
             raise ConfigError("--bandwidth and --bench both say what rounds cost. Drop one.")
 

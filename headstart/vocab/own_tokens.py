@@ -3,7 +3,7 @@
 A list is made once, for many texts, and misses names and other languages, which a text repeats. So
 a request drafts from its list and from its own tokens: of the tokens outside the list the `limit`
 that its text, prompt and answer, had last. That is a function of text, list and limit alone, which
-engine, simulator and training compute alike.
+engine and simulator compute alike.
 """
 
 from __future__ import annotations
@@ -114,5 +114,15 @@ def check_limit(limit: int) -> None:
         raise ConfigError(
             f"draft_vocab_own is {limit!r}; give a whole number from 1 to {MAX_OWN}, or 0 for "
             "none.",
+            field="draft_vocab_own",
+        )
+
+
+def check_beside(own: int, flag: str) -> None:
+    """ConfigError where own tokens are asked for without a list, which `flag` would give."""
+    if own:
+        raise ConfigError(
+            "draft_vocab_own is given without a draft vocabulary, beside which it counts. Give "
+            f"{flag}, too, or leave it out.",
             field="draft_vocab_own",
         )

@@ -22,6 +22,7 @@ from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.errors import ConfigError
 from headstart.heads.digest import trunk_digest
+from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
@@ -192,6 +193,14 @@ def test_the_limit_is_a_whole_number_that_kernels_have_room_for() -> None:
     for bad in (-1, 1025, 1.5, True):
         with pytest.raises(ConfigError, match="draft_vocab_own is"):
             EngineOptions(draft_vocab_own=bad)  # type: ignore[arg-type]
+
+
+def test_a_limit_without_a_list_is_refused(model: Path) -> None:
+    """Regression: it was ignored."""
+    with pytest.raises(ConfigError, match=r"without a draft vocabulary.* Give --draft-vocab, too"):
+        start(model, speculate=3, draft_vocab_own=4)
+    with pytest.raises(ConfigError, match=r"without a draft vocabulary.* Give --vocab, too"):
+        PredictionOptions(own=4)
 
 
 @pytest.mark.parametrize("by", ["plain modules", "the backend that serves"])
