@@ -86,9 +86,11 @@ def _serve(
         ) from None
 
     own = with_shipped_vocab(model, head, options)
-    learning = _learning(model, head, own, learn, server.api_keys)
-    if learning is not None and options.draft_vocab is None and own.draft_vocab is not None:
-        own = replace(own, draft_vocab=str(learning.renewed_vocab or own.draft_vocab))
+    learning = None
+    if learn.learn is not None:
+        learning, own = _start_learning(
+            model, head, own, learn, server.api_keys, is_vocab_given=options.draft_vocab is not None
+        )
 
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
@@ -118,23 +120,27 @@ def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineO
         )
 
 
-def _learning(
+def _start_learning(
     model: str, head: Path | None, options: EngineOptions, learn: LearnOptions,
-    keys: tuple[str, ...],
-) -> Learning | None:  # fmt: skip
-    if learn.learn is None:
-        return None
+    keys: tuple[str, ...], *, is_vocab_given: bool,
+) -> tuple[Learning, EngineOptions]:  # fmt: skip
+    """The learner, and options of the engine: both draft with the vocabulary that learning renewed,
+    unless the user gave another, or none ships for the model."""
     from headstart.learn.starting import is_on, open_folder, start_lines
     from headstart.learn.supervisor import Learning
 
     log = logging.getLogger("headstart.learn")
-    for line in start_lines(learn, keys):
+    device = options.device if learn.learn_device == "same" else learn.learn_device
+    shares_device = is_on(device, options.device)
+    for line in start_lines(learn, keys, shares_device=shares_device):
         log.info(line)
     task = open_folder(learn, model, head, device=options.device, dtype="auto")
-    task = replace(task, vocab=options.draft_vocab)
     learning = Learning(
-        learn, lambda served: replace(task, head=str(served)),
-        shares_device=is_on(task.device, options.device),
-    )  # fmt: skip
+        learn, lambda served: replace(task, head=str(served)), shares_device=shares_device
+    )
+    renewed = learning.renewed_vocab
+    if renewed is not None and options.draft_vocab is not None and not is_vocab_given:
+        options = replace(options, draft_vocab=str(renewed))
+    task = replace(task, vocab=options.draft_vocab)  # which the learner is started with
     learning.start()
-    return learning
+    return learning, options

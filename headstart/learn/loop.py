@@ -112,7 +112,8 @@ class LearningLoop:
             return
         self._refreshed = now
         new = self._store.refresh()
-        dropped = self._store.thin()
+        dropped, late = self._store.thin()
+        new += late
         if dropped:
             self._tell("thinned", {"dropped": dropped})
         if not (new or dropped):
@@ -203,7 +204,8 @@ class LearningLoop:
         if is_better:
             self._tell("vocab", {"reason": (
                 f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
-                f"answers): {out / FILE}, which the next start takes"
+                f"answers): {out / FILE}, which the demo takes at its next start; give "
+                "it to other models by --draft-vocab"
             )})  # fmt: skip
 
     def _compared(self) -> tuple[list[Record], list[Record]]:

@@ -125,14 +125,15 @@ def read_overrides(path: Path | None) -> dict[str, Any]:
     return found
 
 
-def start_lines(options: LearnOptions, keys: tuple[str, ...]) -> list[str]:
-    """What a server's log says at its start about what is kept."""
+def start_lines(options: LearnOptions, keys: tuple[str, ...], *, shares_device: bool) -> list[str]:
+    """What a server's log says at its start about what is kept, and when learning runs."""
+    shared = f"at most {options.learn_share:.0%} of the time while requests run"
     lines = [
         f"learning: prompts and answers are COLLECTED in {options.learn} (token ids, at most "
         f"{options.learn_gigabytes:g} GB) to tune the head; requests decline with "
         '{"headstart": {"learn": false}}',
-        f"learning: at most {options.learn_share:.0%} of the time while requests run, on "
-        f"{options.learn_device}; docs/learning.md says what is kept",
+        f"learning: {shared if shares_device else 'all the time'}, on {options.learn_device}; "
+        "docs/learning.md says what is kept",
     ]
     if keys:
         names = ", ".join(key_name(key) for key in keys)

@@ -124,13 +124,15 @@ class Store:
         found = [text for text in self.texts.values() if text.is_heldout == is_heldout]
         return sorted(found, key=lambda text: text.time)
 
-    def thin(self) -> int:
-        """Where there are too many, keep an even sample; returns how many were dropped.
+    def thin(self) -> tuple[int, list[KeptText]]:
+        """Where there are too many, keep an even sample.
+
+        Returns how many were dropped, and texts that were written since `refresh` and are new.
 
         The newest served file is the writer's: it stays as it is.
         """
         if self.num_bytes <= _FULL * self.max_bytes:
-            return 0
+            return 0, []
         kept = even_sample(self.texts, int(_THINNED * self.max_bytes))
         files = sorted(self.folder.glob("*.jsonl"))
         served = [path for path in files if path.name.startswith("served-")]
@@ -151,10 +153,9 @@ class Store:
         write_whole(packed, data, is_only_writer=True)
         for path in done:
             path.unlink()
-        before = len(self.texts)
-        self.texts, self._read = {}, {}
-        self.refresh()
-        return before - len(self.texts)
+        known, self.texts, self._read = self.texts, {}, {}
+        late = [text for text in self.refresh() if text.record.id not in known]
+        return len(known.keys() - self.texts.keys()), late
 
     def _read_file(self, path: Path) -> list[KeptText]:
         start = self._read.get(path.name, 0)

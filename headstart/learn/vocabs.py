@@ -1,7 +1,8 @@
 """The draft vocabulary that is served, counted again on what was collected.
 
 It keeps its size. Tokens that texts hold come in, the most frequent first; tokens that they do not
-hold and that come late in the vocabulary make room. A server takes it at its next start.
+hold and that come late in the vocabulary make room. The demo takes it at its next start; to
+other models it is given by `--draft-vocab`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,30 @@
-"""`headstart serve` refuses what it can before a model is loaded."""
+"""`headstart serve` refuses what it can before a model is loaded; its learner drafts as it does."""
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.main import app
+from headstart.cli.serve import _serve
+from headstart.engine import engine
+from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, HeadstartError
+from headstart.learn import starting, supervisor
+from headstart.learn.folder import Folder
+from headstart.learn.heads import LearnedHeads
+from headstart.learn.options import LearnOptions
+from headstart.learn.process import Task
+from headstart.learn.supervisor import Learning
+from headstart.learn.vocabs import FILE
+from headstart.server import lifecycle
+from headstart.server.options import ServerOptions
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 
@@ -35,3 +51,47 @@ def test_a_draft_vocabulary_without_drafts_is_refused_at_once(tmp_path: Path) ->
     result = CliRunner().invoke(app, ["serve", str(tmp_path), *given])
     assert isinstance(result.exception, ConfigError) and "Drop one" in str(result.exception)
     assert "loading" not in result.output
+
+
+@pytest.mark.parametrize("given", [None, "given.json"], ids=["the demo's", "a given one"])
+def test_engine_and_learner_draft_with_the_same_vocabulary(
+    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the learner had the demo's list while the engine drafted with the renewed one."""
+    folder = Folder(tmp_path / "learned")
+    folder.make(1.0)
+    heads = LearnedHeads(folder)
+    heads.path("0001").mkdir()
+    heads.add("0001", {})
+    heads.serve("0001")
+    renewed = heads.path("0001") / FILE
+    renewed.touch()
+    task = Task(folder=str(folder.path), model="demo", head=None, base=None, device="cpu",
+                dtype="auto", max_bytes=1, overrides={})  # fmt: skip
+    learned: list[Task] = []
+    served: list[EngineOptions] = []
+
+    def child(task: Task, heard: object) -> SimpleNamespace:
+        learned.append(task)
+        ready = threading.Event()
+        ready.set()
+        return SimpleNamespace(is_ready=ready, close=lambda: None)
+
+    def serving(
+        model: str, server: object, make_engine: Callable[[], object], _: object, learning: Learning
+    ) -> int:
+        make_engine()
+        learning.close()
+        return 0
+
+    monkeypatch.setattr(starting, "open_folder", lambda *_, **__: task)
+    monkeypatch.setattr(supervisor, "Child", child)
+    monkeypatch.setattr(lifecycle, "serve", serving)
+    monkeypatch.setattr(engine, "Engine", lambda *_, options: served.append(options))
+    with socket.socket() as listener:
+        options = EngineOptions(device="cpu", draft_vocab=given)
+        learn = LearnOptions(learn=folder.path)
+        assert _serve("demo", ServerOptions(), None, options, listener, learn) == 0
+    expected = given or str(renewed)
+    assert [each.vocab for each in learned] == [expected]
+    assert [each.draft_vocab for each in served] == [expected]

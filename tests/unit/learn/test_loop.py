@@ -134,6 +134,27 @@ def test_a_full_disk_when_a_head_is_written_is_said_and_learning_goes_on(
     assert "No space left" in dict(told)["failed"]["reason"] and loop.turn()
 
 
+def test_tokens_of_texts_that_come_before_thinning_are_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a step met a token that losses had no place for, and the learner ended."""
+    training = Scripted()
+    loop, told = make(tmp_path, training)
+    loop._store.max_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) // 2
+    thin = Store.thin
+
+    def late(store: Store) -> tuple[int, list[Any]]:
+        with TextWriter(tmp_path) as writer:
+            writer.add([Text(id="late", prompt=[1], answer=[77], kind="a", time=200.0,
+                             finish_reason="stop")])  # fmt: skip
+        return thin(store)
+
+    monkeypatch.setattr(Store, "thin", late)
+    loop.turn()
+    assert "late" in loop._store.texts and 77 in training.seen
+    assert dict(told)["thinned"]["dropped"] > 0
+
+
 def test_few_texts_are_waited_for(tmp_path: Path) -> None:
     loop, _ = make(tmp_path, Scripted())
     loop._store = Store(tmp_path / "none", 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from headstart.learn.assembly import learning_options
-from headstart.learn.starting import is_on
+from headstart.learn.options import LearnOptions
+from headstart.learn.starting import is_on, start_lines
 
 
 @pytest.mark.parametrize(
@@ -25,3 +28,14 @@ def test_a_cpu_computes_in_what_it_multiplies_fastest(
 def test_names_of_one_device() -> None:
     assert is_on("cuda", "cuda:0") and is_on("cpu", "cpu")
     assert not is_on("cuda:1", "cuda") and not is_on("cpu", "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("device", "shares", "said"),
+    [("same", True, "at most 25% of the time while requests run, on same"),
+     ("cuda:1", False, "all the time, on cuda:1")],
+)  # fmt: skip
+def test_the_log_says_when_learning_runs(device: str, shares: bool, said: str) -> None:
+    """Regression: a share was named on another device, where nobody keeps to it."""
+    options = LearnOptions(learn=Path("learned"), learn_share=0.25, learn_device=device)
+    assert said in start_lines(options, (), shares_device=shares)[1]
