@@ -10,9 +10,7 @@ from headstart.checkpoint.quantized.described import quantization_of
 from headstart.checkpoint.quantized.names import is_quantized, is_scale, stale_scales
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, some
-from headstart.heads.detection import (
-    FoundHead,
-)
+from headstart.heads.detection import FoundHead
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
 from headstart.heads.schemes import has_four_bits
