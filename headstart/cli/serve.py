@@ -86,7 +86,7 @@ def _serve(
         ) from None
 
     own = with_shipped_vocab(model, head, options)
-    learning = None
+    learning: Learning | None = None
     if learn.learn is not None:
         learning, own = _start_learning(
             model, head, own, learn, server.api_keys, is_vocab_given=options.draft_vocab is not None
