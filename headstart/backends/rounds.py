@@ -224,7 +224,7 @@ class DeviceRounds(ABC):
 
     @abstractmethod
     def time_passes(self) -> tuple[tuple[int, float], ...]:
-        """Seconds of trunk passes by their rows, where requests may have few and many; or none."""
+        """Seconds of trunk passes by rows, where requests may differ in theirs; else empty."""
 
     @abstractmethod
     def bucket(self, count: int) -> int:

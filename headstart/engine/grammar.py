@@ -121,7 +121,7 @@ class GuardedGrammar:
         if not is_chain or not 1 <= len(found) <= len(drafts) + 1:
             return False
         self._masks = [None if words is None else self._mask(words) for words in found]
-        self._drafts = list(drafts[: len(found) - 1])
+        self._ahead, self._drafts = None, list(drafts[: len(found) - 1])
         return True
 
     def _are_words(self, words: np.ndarray) -> bool:

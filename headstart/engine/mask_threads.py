@@ -44,7 +44,7 @@ class _Work:
         return time.thread_time() - started
 
     def finish(self) -> float:
-        """The same with what threads do, waiting for them."""
+        """Take what is left and wait for the threads; processor seconds of all."""
         return self.run() + sum(each.result() for each in self.helping)
 
 

@@ -6,6 +6,7 @@ Eight readers would take turns of milliseconds with the interpreter, which a rou
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,17 +16,25 @@ from torch import Tensor
 _SWITCH_SECONDS = 5e-4  # that a thread keeps the interpreter while another waits for it
 _PIECE_VALUES = 1 << 21  # that are sent at once
 _IS_BESIDE: ContextVar[bool] = ContextVar("is_beside", default=False)
+_LOCK = threading.Lock()
+_BEFORE: list[float] = []  # intervals that threads found which are inside: the first is the usual
 
 
 @contextmanager
 def beside_rounds() -> Iterator[None]:
     """Inside, tensors are read one after another and sent in small pieces."""
-    before, token = sys.getswitchinterval(), _IS_BESIDE.set(True)
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    token = _IS_BESIDE.set(True)
+    with _LOCK:
+        _BEFORE.append(sys.getswitchinterval())
+        sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         yield
     finally:
-        sys.setswitchinterval(before)
+        with _LOCK:
+            usual = _BEFORE[0]
+            _BEFORE.pop()
+            if not _BEFORE:
+                sys.setswitchinterval(usual)
         _IS_BESIDE.reset(token)
 
 

@@ -6,14 +6,10 @@ from dataclasses import dataclass
 from math import prod
 
 from headstart.families.base import HeadLayout
-from headstart.models.attention_config import (
-    AttentionShape,
-)
+from headstart.models.attention_config import AttentionShape
 from headstart.models.compressed_config import CompressedConfig
 from headstart.models.delta_config import DeltaConfig, RecurrentConfig
-from headstart.models.layer_kinds import (
-    LayerKind,
-)
+from headstart.models.layer_kinds import LayerKind
 from headstart.models.mamba_config import MambaConfig
 from headstart.models.mla_config import IndexConfig, MlaConfig
 from headstart.models.moe_config import MoeConfig

@@ -27,7 +27,7 @@ def parameter_parts(
 def split_parameters(
     parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """The same as it is stored: where a tensor has an order of its own, its rows are copied."""
+    """Our name -> that part as files store it; rows in an order of their own are copied."""
     result = parameter_parts(parameters, config, stored)
     for name, target in head_targets(parameters, config, stored):
         if target.order:

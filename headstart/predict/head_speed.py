@@ -202,19 +202,21 @@ def open_prediction(
             "`headstart graft`."
         )
     prompts = PromptReader(checkpoint)
-    sizes = list(dict.fromkeys((None, largest_map(maps))))
+    lists: dict[int | None, Sequence[int]] = {None: ()}
+    lists |= {len(each.ids): each.ids for each in maps.by_name.values()}
+    timed = {size: lists[size] for size in (None, largest_map(maps))}
     costs, scorer, notes = open_scorer(
-        checkpoint, records, plan, options, prompts, sizes, timing=timing
+        checkpoint, records, plan, options, prompts, timed, timing=timing
     )
     return HeadPrediction(records, options, plan, scorer, costs, maps, prompts, notes)
 
 
 def open_scorer(
     checkpoint: Checkpoint, records: Sequence[Record], plan: Plan, options: PredictionOptions,
-    prompts: PromptReader, sizes: Sequence[int | None], *,
+    prompts: PromptReader, lists: Mapping[int | None, Sequence[int]], *,
     timing: Callable[[int], None] = lambda turns: None,
 ) -> tuple[ServedCosts, Scorer, list[str]]:  # fmt: skip
-    """Costs for draft vocabularies of these sizes, what scores answers, and notes.
+    """Costs for draft vocabularies, by their size, what scores answers, and notes.
 
     The model is loaded as an engine holds it. Where plain modules score, which an engine's are not
     any more, it is loaded once more.
@@ -236,7 +238,7 @@ def open_scorer(
         longest = max(_LEAST_LEN, serving.num_tokens + 1, *(len(r.ids) for r in records))
         backend = create_backend(replace(served, max_len=min(served.max_len, longest)), own)
         if costs is None:
-            costs = timed_costs(backend, prompts, sizes, serving, progress=timing)
+            costs = timed_costs(backend, prompts, lists, serving, progress=timing)
         notes += backend.notes
         if is_served(backend, plan):
             return costs, Scorer(backend.model, backend), list(dict.fromkeys(notes))

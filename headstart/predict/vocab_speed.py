@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,9 @@ def predictor_of(
         head=head, bandwidth=bandwidth, weights=weights, device=device, dtype=dtype
     )
     some = spread(list(heldout), _MAX_ANSWERS)
+    lists: dict[int | None, Sequence[int]] = {size: _frequent(some, size) for size in sizes}
     costs, scorer, _ = open_scorer(
-        checkpoint, some, make_plan(some, None, "match"), options, prompts, sizes
+        checkpoint, some, make_plan(some, None, "match"), options, prompts, lists
     )
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
@@ -52,3 +55,11 @@ def predictor_of(
         return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 
     return simulate
+
+
+def _frequent(records: Sequence[Record], size: int) -> list[int]:
+    """So many tokens, those that answers have most often first: they stand for a vocabulary."""
+    counts = Counter(token for record in records for token in record.ids[record.mask].tolist())
+    ids = [token for token, _ in counts.most_common(size)]
+    others = (token for token in range(2 * size) if token not in counts)
+    return [*ids, *islice(others, size - len(ids))]

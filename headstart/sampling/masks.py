@@ -26,6 +26,12 @@ def unpacked(words: np.ndarray, num_tokens: int) -> Tensor:
     return torch.from_numpy(flags.view(np.bool_))
 
 
+def has_token(words: np.ndarray, token: int) -> bool:
+    """Whether a token's bit is set; one that there is no bit for is not allowed."""
+    at = token >> 5
+    return 0 <= at < len(words) and bool((int(words[at]) >> (token & 31)) & 1)
+
+
 class TokenMask:
     """A mask in the form that it came in; the other form is made when it is first asked for."""
 
@@ -52,7 +58,6 @@ class TokenMask:
     def allows(self, token: int) -> bool:
         """Whether it has the token; one that there is no bit for is not allowed."""
         if self._words is not None:
-            at = token >> 5
-            return 0 <= at < len(self._words) and bool((int(self._words[at]) >> (token & 31)) & 1)
+            return has_token(self._words, token)
         assert self._flags is not None
         return 0 <= token < len(self._flags) and bool(self._flags[token])

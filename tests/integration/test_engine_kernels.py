@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
@@ -21,6 +23,7 @@ from headstart.backends.options import BackendOptions
 from headstart.backends.select import select
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
+from headstart.sampling.masks import packed
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -118,6 +121,37 @@ class Anything(EveryThird):
 
     def fork(self) -> Anything:
         return self
+
+
+class ByState(EveryThird):
+    """Another fifth of the tokens is forbidden after each token."""
+
+    def allowed(self) -> torch.Tensor:
+        return (torch.arange(VOCAB) + self.state) % 5 != 0
+
+    def accept(self, token: int) -> bool:
+        fits = bool(self.allowed()[token])
+        self.state += 1
+        return fits
+
+    def fork(self) -> ByState:
+        return type(self)(self.limit, self.state)
+
+
+class OneMask(ByState):
+    """Looks ahead no further than the next token, as a grammar that would take too long does."""
+
+    def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        return [packed(self.allowed())]
+
+
+def test_no_draft_counts_behind_the_last_mask(tiny: Tiny) -> None:
+    """A draft that fits may be accepted only where the row behind it has a mask."""
+    fused, plain = start(model(tiny), "on"), start(model(tiny), "off")
+    given = PROMPTS[:2], settings(8)[:2]
+    wanted = ids_of(plain.generate(*given, grammar=ByState()))
+    assert ids_of(fused.generate(*given, grammar=OneMask())) == wanted
+    assert fused.stats.fast_rounds
 
 
 def test_a_grammar_that_permits_the_text_accepts_as_without_it(tiny: Tiny) -> None:

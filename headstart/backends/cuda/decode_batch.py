@@ -224,6 +224,11 @@ class DecodeBatch:
         """Drafts per round of the first requests."""
         self.limits[: len(drafts)] = on_device(drafts, self.limits.device, torch.int32)
 
+    def cut_drafts(self, drafts: Mapping[int, int]) -> None:
+        """Drafts of some requests, by index, that count in the round under way."""
+        given = on_device([*drafts, *drafts.values()], self.limits.device).view(2, -1)
+        self.drafted[given[0].long()] = given[1].int()
+
     def move(self, source: int, target: int) -> None:
         """A request changes its index, so that a smaller captured round serves those left."""
         for tensor in (

@@ -80,8 +80,9 @@ class CapturedRounds(DeviceRounds):
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
-        # The most drafts that a request copies in the next round, and how many requests may,
-        self._copied, self._copying, self._has_copied = 0, 0, False  # and whether one could before
+        self._copied = 0  # the most drafts that a request copies in the next round
+        self._copying = 0  # requests that may copy in it
+        self._has_copied = False  # whether one could in the round before
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
         self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
@@ -256,6 +257,9 @@ class CapturedRounds(DeviceRounds):
         assert waiting is not None, "a round waits only where a request has a grammar"
         if masks:
             self._copies.copy(masks, waiting.shape.num_rows, count=self.batch.count)
+            if short := waiting.cut_short(masks):
+                self.batch.cut_drafts(short)
+                self._limits = []  # those may be what was cut
         self.graphs.run_part(waiting.shape.choice)
         self._end(waiting.launched, waiting.shape)
 

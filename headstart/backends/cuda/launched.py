@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from headstart.backends.rounds import Emitted, RoundTiming
 from headstart.backends.rows import TrunkOutput
 from headstart.backends.scores import to_host
 from headstart.sampling.choose import TokenLogprob
+from headstart.sampling.masks import has_token
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
@@ -95,3 +97,18 @@ class WaitingRound:
     shape: RoundShape
     ids: Tensor  # [B, 1 + K] newest tokens and drafts, on their way to the host
     drafted: torch.cuda.Event | None
+
+    def cut_short(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> dict[int, int]:
+        """Drafts that count of requests, by index, whose masks end before a draft that fits.
+
+        A grammar that takes long gives the first mask alone. A draft that the last mask forbids
+        needs nothing: no choice equals it.
+        """
+        found = {}
+        for index, own in masks.items():
+            count, last = len(own) - 1, own[-1]
+            if count < self.launched.drafts[index]:
+                draft = int(self.ids[index, 1 + count])
+                if last is None or has_token(last, draft):
+                    found[index] = count
+        return found

@@ -23,8 +23,8 @@ class MaskCopies:
     ) -> None:
         """Of some of `count` requests, by index: words of 32 tokens for the first of their rows.
 
-        Each request has `rows` of them. None allows all tokens. Rows without a mask are after a
-        draft that does not fit: nothing is taken from them, and they keep what they had.
+        Each request has `rows` of them. None allows all tokens. Rows without a mask keep what they
+        had: no draft before them counts (`WaitingRound.cut_short`).
         """
         words = self._masks.shape[1]
         places = [index * rows + row for index, own in masks.items() for row in range(len(own))]

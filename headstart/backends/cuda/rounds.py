@@ -87,7 +87,7 @@ def _round_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tup
 
 
 def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
-    """The same with rows of prompts behind those of the round, which may have none."""
+    """Ids and places of a round's rows, if it has any, and of prompts behind them."""
     packed, count = batch.packed, shape.count
     ids, positions, kv_slots = (
         tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
@@ -109,7 +109,7 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
 
 
 def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
-    """The same without prompts, and with as many rows of each request as it has drafts."""
+    """Ids and places of a pass in which each request has as many rows as it has drafts."""
     packed, count, rows = batch.packed, shape.count, shape.num_drafts + 1
     ids, positions, kv_slots = (
         tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
@@ -130,7 +130,7 @@ def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> 
 def _spread(
     model: RoundModel, batch: DecodeBatch, shape: TrunkShape, stream: Tensor, normed: Tensor
 ) -> None:
-    """States of such a pass to where a round has them, and as they are for the choice."""
+    """States of a squeezed pass to where a round has them, and as they are for the choice."""
     own = shape.count * (shape.num_drafts + 1)
     places = batch.packed.places[:own]
     batch.packed.normed[: shape.rows] = normed

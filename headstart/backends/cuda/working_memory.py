@@ -46,7 +46,8 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
-    scratch += _attention_bytes(model, rows)
+    # Requests that copy have more rows in a squeezed pass.
+    scratch += _attention_bytes(model, max(rows, rounds.copied + 1) if joins else rows)
     if model.config.mla is not None and model.config.mla.index is not None:
         context = batch.tables.shape[1] * sizes.block_size  # scores, and what was chosen
         scratch += rows * (context + model.config.mla.index.top_k) * 4

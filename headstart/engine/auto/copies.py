@@ -61,7 +61,7 @@ class CopyRates:
 
 @dataclass(frozen=True)
 class PlannedRound:
-    """Drafts of a round that the host drives: by the head, and copied instead of it."""
+    """Drafts of a round: by the head, and copied instead of it."""
 
     head: dict[Request, int]
     copied: dict[Request, int] = field(default_factory=dict)
@@ -132,7 +132,7 @@ def round_with_copies(
     agreed_gains: Mapping[Request, Sequence[float]],
     seconds: Callable[[int, int], float],
 ) -> PlannedRound:
-    """The same of a captured round, in which all requests that copy have as many rows.
+    """Which requests copy in a captured round, in which all that copy have as many rows.
 
     Those whose copy promises less than their head copy only what the head's drafts agree with; what
     that promises is in `agreed_gains`. `seconds`: of a round with so many drafts of so many

@@ -26,7 +26,8 @@ class RoundCosts:
     context: Surface = ()  # seconds that each token of context adds, of all requests together
     catch_up: Curve = ()  # batch -> seconds that reading `window` tokens takes the head
     window: int = 1  # rounds without drafts until the head reads what it has missed
-    passes: Curve = ()  # rows -> seconds of a trunk pass alone, where requests may have few or many
+    # Rows -> seconds of a trunk pass alone, where requests may have different numbers of rows.
+    passes: Curve = ()
 
     @property
     def menu(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,12 +103,13 @@ class BandwidthCosts:
 
 
 def timed_costs(
-    backend: Backend, prompts: PromptReader, sizes: Collection[int | None], serving: Serving, *,
-    progress: Callable[[int], None] = lambda rounds: None,
+    backend: Backend, prompts: PromptReader, lists: Mapping[int | None, Sequence[int]],
+    serving: Serving, *, progress: Callable[[int], None] = lambda rounds: None,
 ) -> EngineCosts:  # fmt: skip
     """Rounds of an engine that is made of the backend and given up again.
 
-    Time does not depend on which tokens a draft vocabulary holds.
+    `lists`: draft vocabularies by their size; None: the whole vocabulary. Their tokens matter: the
+    head reads what was accepted, so rounds in which drafts are right take longer.
     """
     is_captured = backend.has_rounds and backend.device.type == "cuda"
     options = EngineOptions(
@@ -118,12 +119,12 @@ def timed_costs(
         max_model_len=backend.model.max_len,
     ).resolved(backend.device.type)  # fmt: skip
     vocabs = {
-        _VOCAB.format(size): DraftVocab(ids=tuple(range(size)), name=_VOCAB.format(size))
-        for size in sizes
+        _VOCAB.format(size): DraftVocab(ids=tuple(ids), name=_VOCAB.format(size))
+        for size, ids in lists.items()
         if size is not None
     }
     times = _device_times if is_captured else _host_times
-    found = times(backend, prompts, options, vocabs, sizes, serving, progress)
+    found = times(backend, prompts, options, vocabs, lists, serving, progress)
     gc.collect()  # a core may hold itself,
     if backend.device.type == "cuda":
         torch.cuda.empty_cache()  # and memory that is only cached would count as taken

@@ -33,7 +33,7 @@ MOST_FEW = 8  # rows whose pairs of integers are the less work
 
 def takes_wide_experts(rows: int, experts: GroupExperts, dtype: torch.dtype) -> bool:
     """Whether so many rows in `dtype` go through here."""
-    is_own = triton.knobs.runtime.interpret or (IS_SHOWN_ON_GPUS and dtype == torch.bfloat16)
+    is_own = IS_SHOWN_ON_GPUS and (triton.knobs.runtime.interpret or dtype == torch.bfloat16)
     return experts.gate_up.bits == 4 and is_own and rows > MOST_FEW
 
 

@@ -165,6 +165,7 @@ def test_terms_add_up_to_what_the_experts_say(
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][0] in ("int4", "zeros")])
 def test_more_rows_of_4_bits_keep_their_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far closer to the plain module than pairs of integers are."""
+    monkeypatch.setattr(moe_wide_groups, "IS_SHOWN_ON_GPUS", True)
     monkeypatch.setattr(moe_wide_groups, "MOST_FEW", 1)
     form, config, _ = KINDS[kind]
     held, plain = make(form, config)
