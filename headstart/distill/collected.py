@@ -19,11 +19,13 @@ from headstart.vllm_plugin.collected import SUFFIX, Collected, files, read
 ORIGIN = CATEGORY = "collected"
 
 
-def conversations(folder: Path, reader: PromptReader) -> list[Conversation]:
-    """One for each file; the text of its prompt stands for what was asked."""
+def conversations(
+    folder: Path, reader: PromptReader, limit: int | None = None
+) -> list[Conversation]:
+    """One for each of the first files; the text of its prompt stands for what was asked."""
     found = []
-    for path in files(folder):
-        one = read(path)
+    for path in files(folder)[:limit]:
+        one = read(path, with_states=False)
         prompt = reader.decode(one.ids[: one.num_prompt].tolist())
         found.append(Conversation(path.stem, CATEGORY, ({"role": "user", "content": prompt},)))
     if not found:
@@ -42,7 +44,8 @@ class Importer:
         for dialogue in dialogues:
             if dialogue.turns_left:
                 name = dialogue.conversation.id
-                keep(self._answer(dialogue, read(self._folder / f"{name}{SUFFIX}")))
+                found = read(self._folder / f"{name}{SUFFIX}", with_states=False)
+                keep(self._answer(dialogue, found))
 
     def _answer(self, dialogue: Dialogue, found: Collected) -> Answer:
         ids = found.ids.tolist()

@@ -127,7 +127,7 @@ def plan(
     origin = "import" if as_given else "engine" if options.server is None else "server"
     if as_given and prompts.is_dir():
         origin = collected.ORIGIN
-        conversations = collected.conversations(prompts, PromptReader(checkpoint))
+        conversations = collected.conversations(prompts, PromptReader(checkpoint), options.limit)
     else:
         conversations = read_conversations(prompts)
     conversations = conversations[: options.limit]

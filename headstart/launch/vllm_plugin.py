@@ -11,10 +11,10 @@ from headstart.errors import ConfigError
 from headstart.heads.formats.vllm import PLUGIN, SETTINGS, check_folder_name, overrides
 from headstart.launch.plan import Plan
 from headstart.vllm_plugin.architectures import DRAFT_CLASSES
+from headstart.vllm_plugin.settings import WORKER
 from headstart.vllm_plugin.versions import NEWEST_RUN, OLDEST, why_not
 from headstart.vocab.files import read_one
 
-WORKER = "headstart.vllm_plugin.collect.Worker"
 _INSTALL = "pip install 'headstart[vllm]' in vLLM's environment"
 
 

@@ -7,6 +7,7 @@ under the names that the running draft was loaded from, and the workers are told
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from urllib.parse import urlsplit
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, split_shards, write_folder
 from headstart.errors import ConfigError, ServerError
+from headstart.families.registry import family
 from headstart.heads.formats import format_named
 from headstart.heads.formats.vllm import KEY, PLUGIN, STOCK, check_folder_name
 from headstart.heads.head import Head, dequantize
 from headstart.push.address import Address, Pushed, Report
 from headstart.push.sent_head import SentHead
+from headstart.vllm_plugin.architectures import DRAFT_CLASSES
 from headstart.vllm_plugin.swap import DESCRIBE, EXTENSION, IS_PREPARED, PREPARE, SWAP
 from headstart.vllm_plugin.versions import why_not
 
@@ -104,6 +107,11 @@ class _Asking:
 
 def named_as(head: Head, running: dict[str, Any]) -> dict[str, TensorSource]:
     """The head's tensors under the names that the running draft was loaded from."""
+    if method := running.get("quantization"):
+        raise ConfigError(
+            f"vLLM runs its head quantised ({method}), and a head is pushed plain: its scales "
+            "would have no values. Restart vLLM with the head in its model (headstart stitch)."
+        )
     own = running.get("own")
     if own is not None:
         found = str(own.get("family") if isinstance(own, dict) else own)
@@ -121,9 +129,22 @@ def named_as(head: Head, running: dict[str, Any]) -> dict[str, TensorSource]:
             )
         shards = plan.shards.values()
         return {name: source for shard in shards for name, source in shard.tensors.items()}
+    _check_family(head, str(running["architecture"]))
     head = dequantize(head)
     naming = head.naming()
     return {head.family.keys.to_published(n, naming): source for n, source in head.tensors.items()}
+
+
+def _check_family(head: Head, architecture: str) -> None:
+    """ConfigError unless the class drafts with heads of this family, stored with their trunk."""
+    names = DRAFT_CLASSES.get(architecture, ())
+    inside = [name for name in names if "vllm" not in family(name).served_apart]
+    if head.family.name not in inside:
+        runs = f"for heads of {', '.join(inside)}" if inside else "which is not known here"
+        raise ConfigError(
+            f"the head is a {head.family.name} head, and vLLM drafts with {architecture}, {runs}. "
+            "Push a head that was made for its model."
+        )
 
 
 @contextmanager
@@ -135,6 +156,9 @@ def _folder(server: Address) -> Iterator[Path]:
             f"vLLM on {host} reads the head from a folder; give one by --folder that both machines "
             "have under the same name."
         )
-    with tempfile.TemporaryDirectory(prefix="headstart-push-", dir=server.folder) as found:
+    # Workers have another working directory, and may be another user's.
+    place = None if server.folder is None else os.path.abspath(server.folder)
+    with tempfile.TemporaryDirectory(prefix="headstart-push-", dir=place) as found:
         check_folder_name(found)
+        os.chmod(found, 0o755)
         yield Path(found) / "head"

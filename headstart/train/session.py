@@ -120,9 +120,10 @@ def _learner(
 def _prepare_states(planned: Plan, watch: Watch) -> None:
     """States that are not computed here are there for every record, or are asked for now."""
     records, folder = planned.records + planned.tested, _states_folder(planned.job)
+    trunk = planned.identity["trunk"]
     if planned.job.shared.states_from == FROM_VLLM:
-        extract(planned.checkpoint.folder, records, folder, watch.say)
-    lacking = [record.id for record in missing(folder, records)]
+        extract(planned.checkpoint.folder, trunk, records, folder, watch.say)
+    lacking = [record.id for record in missing(folder, records, trunk)]
     if lacking:
         raise DataError(
             f"{folder} lacks the states of {len(lacking)} of {len(records)} records, such as "
@@ -144,7 +145,7 @@ def _states_folder(job: Job) -> Path:
 def _states(planned: Plan, frozen: FrozenModel, world: World, watch: Watch) -> StateSource:
     options = planned.job.shared
     if options.states_from is not None:
-        return Elsewhere(_states_folder(planned.job), frozen)
+        return Elsewhere(_states_folder(planned.job), frozen, planned.identity["trunk"])
     if options.cache is None or planned.cache is None:
         return InProcess(frozen)
     watch.heeds_stops()

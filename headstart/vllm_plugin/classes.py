@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headstart.errors import ConfigError
 from headstart.vllm_plugin.architectures import why_no_vocab
 from headstart.vllm_plugin.logits import DraftLogits
-from headstart.vllm_plugin.settings import Settings, settings_of
+from headstart.vllm_plugin.settings import WORKER, Settings, settings_of
 from headstart.vllm_plugin.state_table import table_of
 from headstart.vllm_plugin.stock import stock_class
 from headstart.vocab.files import read_one
@@ -49,6 +49,7 @@ def drafting_class(architecture: str, stock: Any) -> type:
         def __init__(self, *, vllm_config: Any, prefix: str = ""):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
             settings = settings_of(vllm_config)
+            _check_worker(settings, vllm_config)
             self._draft_logits: list[DraftLogits] = []
             if settings.is_reduced:
                 ids = _ids(settings, vllm_config.model_config.get_vocab_size())
@@ -135,10 +136,19 @@ def _is_wanted(architecture: str, settings: Settings) -> bool:
     reason = why_no_vocab(architecture) if settings.is_asked else ""
     if reason:
         log.warning(
-            "headstart: no draft vocabulary for %s: %s. vLLM runs as without it.",
+            "headstart: nothing of what was asked for %s: %s. vLLM runs as without it.",
             architecture, reason,
         )  # fmt: skip
     return settings.is_asked and not reason
+
+
+def _check_worker(settings: Settings, vllm_config: Any) -> None:
+    found = vllm_config.parallel_config.worker_cls if settings.collect is not None else WORKER
+    if found != WORKER:
+        raise ConfigError(
+            f"{settings.said_by}: collect is asked for, and the worker is {found}, which collects "
+            f"nothing. Add --worker-cls {WORKER}, or leave collect out."
+        )
 
 
 def _ids(settings: Settings, vocab_size: int) -> tuple[int, ...] | None:

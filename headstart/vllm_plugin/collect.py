@@ -9,13 +9,13 @@ was accepted is not known here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from headstart.errors import ConfigError
-from headstart.vllm_plugin.collected import DEFAULT_BYTES, Collected, Writing
+from headstart.families.registry import PLAIN_TRUNKS
+from headstart.vllm_plugin.collected import DEFAULT_BYTES, Collected, Made, StateKind, Writing
 from headstart.vllm_plugin.followed import Followed, Requests
 from headstart.vllm_plugin.settings import settings_of
 from headstart.vllm_plugin.state_table import StateTable, open_table
@@ -36,8 +36,11 @@ def __getattr__(name: str) -> type:
 class Collector:
     """What one worker does at each step."""
 
-    def __init__(self, table: StateTable, group: int, block_size: int, drafts: int, out: Writing):
-        self.out = out
+    def __init__(
+        self, table: StateTable, group: int, block_size: int, drafts: int, out: Writing,
+        kind: StateKind | None = None,
+    ):  # fmt: skip
+        self.out, self._kind = out, kind
         self._table, self._block_size = table, block_size
         self._requests = Requests(group)
         self._margin = _ROUNDS * (drafts + 1)
@@ -53,12 +56,16 @@ class Collector:
         if count - len(request.prompt) < _LEAST or not len(self._table.states):
             return
         slots = torch.tensor(request.slots(count, self._block_size))
+        num_bytes = self._table.num_bytes(len(slots))
+        if not self.out.has_room(num_bytes):
+            self.out.leave_out()
+            return
         copies = [_to_cpu(part) for part in self._table.rows(slots)]
         event = None
         if self._table.states.is_cuda:
             event = torch.cuda.Event()
             event.record()
-        self.out.add(_when_copied(request.prompt, copies, event))
+        self.out.add(_when_copied(request.prompt, copies, event, self._kind), num_bytes)
 
 
 def _to_cpu(part: torch.Tensor) -> torch.Tensor:
@@ -69,20 +76,21 @@ def _to_cpu(part: torch.Tensor) -> torch.Tensor:
 
 
 def _when_copied(
-    prompt: list[int], copies: list[torch.Tensor], event: Any
-) -> Callable[[], Collected | None]:
+    prompt: list[int], copies: list[torch.Tensor], event: Any, kind: StateKind | None
+) -> Made:
     def made() -> Collected | None:
         if event is not None:
             event.synchronize()
         states, following, positions = copies
-        return joined(prompt, states, following, positions)
+        return joined(prompt, states, following, positions, kind)
 
     return made
 
 
 def joined(
-    prompt: list[int], states: torch.Tensor, following: torch.Tensor, positions: torch.Tensor
-) -> Collected | None:
+    prompt: list[int], states: torch.Tensor, following: torch.Tensor, positions: torch.Tensor,
+    kind: StateKind | None = None,
+) -> Collected | None:  # fmt: skip
     """The answer whose slots were read; None where they hold anything else."""
     count = len(states)
     ids = torch.cat([torch.tensor(prompt[:1], dtype=torch.int32), following[:-1]])
@@ -90,7 +98,7 @@ def joined(
     is_whole = torch.equal(positions, torch.arange(count, dtype=positions.dtype))
     if not is_whole or not torch.equal(ids[: len(known)], known):
         return None
-    return Collected(ids, states, len(prompt))
+    return Collected(ids, states, len(prompt), kind)
 
 
 def collector_of(worker: Any, kv_cache_config: Any) -> Collector | None:
@@ -113,7 +121,19 @@ def collector_of(worker: Any, kv_cache_config: Any) -> Collector | None:
     drafts = int(worker.vllm_config.speculative_config.num_speculative_tokens)
     log.info("headstart: answers and their states are collected in %s", settings.collect)
     out = Writing(settings.collect, settings.collect_bytes or DEFAULT_BYTES)
-    return Collector(draft.headstart_table, group, size, drafts, out)
+    return Collector(
+        draft.headstart_table, group, size, drafts, out, state_kind(worker.vllm_config)
+    )
+
+
+def state_kind(vllm_config: Any) -> StateKind | None:
+    """What a trunk gives to its drafts; None: what the tables of the head's family say of vLLM.
+
+    Grafted heads of plain trunks are of family mimo, whose own trunk leaves the last norm out in
+    vLLM. Classes of plain trunks do not.
+    """
+    is_plain = vllm_config.model_config.hf_text_config.model_type in PLAIN_TRUNKS
+    return "after_final_norm" if is_plain else None
 
 
 def _worker_class() -> type:

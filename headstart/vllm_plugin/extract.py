@@ -59,7 +59,7 @@ def main() -> None:
     job = parse_json(read_plain(Path(sys.argv[1]), 1 << 34))
     out = Path(job["folder"])
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="extracted-", dir=out) as place:
+    with tempfile.TemporaryDirectory(prefix=".extracted-", dir=out) as place:
         given = settings(job, num_layers_of(Path(job["model"])), Path(place))
         for record, states in _extracted(given, job["records"]):
             ids = torch.tensor(record["ids"], dtype=torch.int32)

@@ -18,6 +18,7 @@ from headstart.heads.formats.vllm import SETTINGS as KEY
 VOCAB_VARIABLE = "HEADSTART_VLLM_DRAFT_VOCAB"
 ROWS_VARIABLE = "HEADSTART_VLLM_DRAFT_ROWS"
 COLLECT_VARIABLE = "HEADSTART_VLLM_COLLECT"
+WORKER = "headstart.vllm_plugin.collect.Worker"  # for --worker-cls: it collects
 SWITCH = "HEADSTART_VLLM"  # `off`: the plugin registers nothing
 OFF = ("", "off")
 ROWS = ("plain", "int8")  # how the rows of the draft LM head are held

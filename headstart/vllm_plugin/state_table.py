@@ -58,6 +58,11 @@ class StateTable:
         self.next_ids.index_copy_(0, at, ids[:rows].int())
         self.positions.index_copy_(0, at, positions[:rows].int())
 
+    def num_bytes(self, count: int) -> int:
+        """Of so many rows."""
+        kept = (self.states, self.next_ids, self.positions)
+        return count * sum(one[:1].numel() * one.element_size() for one in kept)
+
     def rows(self, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """States, following tokens and positions of slots: copies, on the same device."""
         at = slots.to(self.states.device)

@@ -23,6 +23,8 @@ EXTENSION = "headstart.vllm_plugin.swap.HeadSwap"
 DESCRIBE, PREPARE, SWAP = "headstart_describe", "headstart_prepare", "headstart_swap"
 IS_PREPARED = "headstart_is_prepared"
 Reply = dict[str, Any]  # what goes through vLLM's server as it is
+_TARGETS = ("lm_head", "embed_tokens", "shared_head.head")  # parts of a draft that are the target's
+_PARTS = "The draft may hold parts of both heads: push a head of its model, or restart vLLM."
 
 
 class HeadSwap:
@@ -32,12 +34,16 @@ class HeadSwap:
     model_runner: Any
 
     def headstart_describe(self) -> Reply:
-        """Which class drafts, and whose head it runs where it is in a folder of ours."""
-        draft_of(self.model_runner)
-        config = self.vllm_config.speculative_config.draft_model_config.hf_config
+        """Which class drafts, how its weights are stored, and whose head a folder of ours is."""
+        try:
+            draft = draft_of(self.model_runner)
+        except HeadstartError as error:
+            return {"error": str(error)}
+        config = self.vllm_config.speculative_config.draft_model_config
         return {
-            "architecture": str((config.architectures or [""])[0]),
-            "own": getattr(config, KEY, None),
+            "architecture": str((config.hf_config.architectures or [""])[0]),
+            "own": getattr(config.hf_config, KEY, None),
+            "quantization": quantization_of(draft, config.quantization),
             "head_version": getattr(self, "_headstart_version", 0),
         }
 
@@ -53,27 +59,34 @@ class HeadSwap:
     def headstart_swap(self, folder: str) -> Reply:
         """Take the head in `folder`; what was loaded, or why it was not."""
         try:
-            count = self._headstart_swap(folder)
+            draft, tensors = draft_of(self.model_runner), self._headstart_read(folder)
         except HeadstartError as error:
             return {"error": str(error)}
+        try:
+            self._headstart_load(draft, tensors)
+        except Exception as error:
+            log.exception("headstart: the head of %s was not taken", folder)
+            return {"error": f"{first_line(error)} {_PARTS}"}
         self._headstart_version: int = getattr(self, "_headstart_version", 0) + 1
         log.info("headstart: another head drafts from now on, of %s", folder)
-        return {"tensors": count, "head_version": self._headstart_version}
+        return {"tensors": len(tensors), "head_version": self._headstart_version}
 
-    def _headstart_swap(self, folder: str) -> int:
+    def _headstart_read(self, folder: str) -> dict[str, Any]:
+        prepared = getattr(self, "_headstart_head", None)
+        self._headstart_head = None
+        if prepared is None or prepared.folder != folder:
+            prepared = Prepared(folder)
+        found: dict[str, Any] = prepared.tensors()
+        return found
+
+    def _headstart_load(self, draft: Any, tensors: dict[str, Any]) -> None:
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
         )
 
-        draft = draft_of(self.model_runner)
         config = self.vllm_config.speculative_config.draft_model_config
-        prepared = getattr(self, "_headstart_head", None)
-        self._headstart_head = None
-        if prepared is None or prepared.folder != folder:
-            prepared = Prepared(folder)
-        tensors = prepared.tensors()
         with set_current_vllm_config(self.vllm_config):
             initialize_layerwise_reload(draft)
             try:
@@ -82,7 +95,6 @@ class HeadSwap:
                 finalize_layerwise_reload(draft, config)
         if hasattr(draft, "headstart_refill"):
             draft.headstart_refill()  # a head may have an LM head of its own
-        return len(tensors)
 
 
 class Prepared:
@@ -100,10 +112,15 @@ class Prepared:
         return not self._thread.is_alive()
 
     def tensors(self) -> dict[str, Any]:
-        """All of them, waited for; what reading them raised is raised here."""
+        """All of them, waited for; a HeadstartError where they could not be read."""
         self._thread.join()
-        if self._error is not None:
+        if isinstance(self._error, HeadstartError):
             raise self._error
+        if self._error is not None:
+            raise CheckpointError(
+                f"{first_line(self._error)} The running head stays; give a head's folder that "
+                "every worker of vLLM's can read."
+            ) from self._error
         return self._found
 
     def _read(self) -> None:
@@ -123,6 +140,27 @@ def _checked(name: str, value: Any) -> Any:
             "head again."
         )
     return value.pin_memory() if torch.cuda.is_available() else value.clone()
+
+
+def first_line(error: Exception) -> str:
+    """An error in one line that ends as a sentence; those of other libraries with their type."""
+    lines = str(error).strip().splitlines() or [""]
+    if isinstance(error, HeadstartError):
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]}".rstrip(" .:") + "."
+
+
+def quantization_of(draft: Any, method: Any) -> str | None:
+    """How the head's own weights are stored; None: plain, as many are beside a quantised trunk."""
+    import torch
+
+    plain = (torch.float32, torch.bfloat16, torch.float16)
+    own = (
+        value
+        for name, value in draft.named_parameters()
+        if not any(part in name for part in _TARGETS)
+    )
+    return str(method) if method and any(value.dtype not in plain for value in own) else None
 
 
 def draft_of(runner: Any) -> Any:

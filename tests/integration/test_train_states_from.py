@@ -16,6 +16,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError
+from headstart.heads.digest import trunk_digest
 from headstart.models.build import build
 from headstart.models.documents import Documents
 from headstart.models.unroll import StateKind, trunk_states
@@ -34,16 +35,22 @@ def records_of(data: Path) -> list[Record]:
     return opened.records("train") + opened.records("heldout")
 
 
+def digest_of(model: Path) -> str:
+    return trunk_digest(Checkpoint.open(model))
+
+
 def fill(model: Path, records: list[Record], folder: Path, kind: StateKind) -> Path:
     """What another engine would have given: our own trunk's states."""
     folder.mkdir()
     built = build(Checkpoint.open(model), device="cpu", dtype="float32")
+    trunk = digest_of(model)
     for record in records:
         ids = torch.from_numpy(record.ids.copy())
         with torch.no_grad():
             states = trunk_states(built.trunk, ids.long(), Documents((len(ids),)), kind)
         assert kind != "before_hc_head"
-        write(folder, extracted_name(record), Collected(ids, states, record.num_prompt, kind))
+        found = Collected(ids, states, record.num_prompt, kind)
+        write(folder, extracted_name(record, trunk), found)
     return folder
 
 
@@ -69,10 +76,10 @@ def test_states_of_other_records_are_refused(inputs: Path, tmp_path: Path) -> No
     folder = fill(inputs / "model", records[:-2], tmp_path / "states", "after_final_norm")
     with pytest.raises(DataError, match="lacks the states of 2 of 46 records"):
         trained(inputs, tmp_path / "run", states_from=str(folder))
-    first, second = (folder / f"{extracted_name(r)}.safetensors" for r in records[:2])
-    first.write_bytes(second.read_bytes())
-    for record in records[-2:]:
-        (folder / f"{extracted_name(record)}.safetensors").write_bytes(second.read_bytes())
+    trunk = digest_of(inputs / "model")
+    second = (folder / f"{extracted_name(records[1], trunk)}.safetensors").read_bytes()
+    for record in (records[0], *records[-2:]):
+        (folder / f"{extracted_name(record, trunk)}.safetensors").write_bytes(second)
     with pytest.raises(DataError, match="states of another text than record"):
         trained(inputs, tmp_path / "run", states_from=str(folder))
     with pytest.raises(ConfigError, match="cache and states_from are both given"):
@@ -80,9 +87,10 @@ def test_states_of_other_records_are_refused(inputs: Path, tmp_path: Path) -> No
 
 
 STAND_IN = """
-import json, sys, types
+import json, os, sys
 job = json.load(open(sys.argv[-1]))
-print(json.dumps(job["arguments"]), file=open({seen!r}, "a"))
+packages = os.listdir(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+print(json.dumps([job["arguments"], packages]), file=open({seen!r}, "a"))
 from pathlib import Path
 for record in job["records"]:
     name = record["name"] + ".safetensors"
@@ -105,8 +113,8 @@ def test_vllm_is_asked_for_them_in_its_own_environment(
     monkeypatch.setenv("HEADSTART_VLLM_PYTHON", str(python))
     monkeypatch.setenv("HEADSTART_VLLM_ARGS", '{"tensor_parallel_size": 8}')
     trained(inputs, tmp_path / "run", states_from="vllm", epochs=1)
-    assert json.loads(seen.read_text()) == {"tensor_parallel_size": 8}
-    assert not missing(tmp_path / "run-states", records)
+    assert json.loads(seen.read_text()) == [{"tensor_parallel_size": 8}, ["headstart"]]
+    assert not missing(tmp_path / "run-states", records, digest_of(inputs / "model"))
     trained(inputs, tmp_path / "run", states_from="vllm", epochs=1, overwrite=True)
     assert len(seen.read_text().splitlines()) == 1  # they are there
     monkeypatch.setenv("HEADSTART_VLLM_PYTHON", str(tmp_path / "none"))

@@ -2,7 +2,7 @@
 
 Files are those of `vllm_plugin/collected.py`: what our worker collected while vLLM served, named as
 the records of the dataset that was made of them, or what vLLM extracted for the records of any
-dataset. A record that was cut to --max-len has the first of its states.
+dataset. A record that was cut to --max-len has the first of its collected states.
 """
 
 from __future__ import annotations
@@ -26,19 +26,22 @@ from headstart.vllm_plugin.collected import SUFFIX, Collected, read
 _COLLECTED = re.compile(r"[0-9a-f]{12}-\d{8,}")  # a name that our worker gave
 
 
-def file_of(folder: Path, record: Record) -> Path:
-    """Where a record's states are, or would be."""
+def file_of(folder: Path, record: Record, trunk: str) -> Path:
+    """Where the states that a trunk (its digest) has for a record are, or would be."""
     if _COLLECTED.fullmatch(record.prompt_id) and (folder / f"{record.prompt_id}{SUFFIX}").exists():
         return folder / f"{record.prompt_id}{SUFFIX}"
-    return folder / f"{extracted_name(record)}{SUFFIX}"
+    return folder / f"{extracted_name(record, trunk)}{SUFFIX}"
 
 
-def extracted_name(record: Record) -> str:
-    return hashlib.sha256(record.id.encode(errors="backslashreplace")).hexdigest()[:32]
+def extracted_name(record: Record, trunk: str) -> str:
+    """Another for another trunk, or another cut of the record: neither has the same states."""
+    state = hashlib.sha256(f"{trunk}\n{record.id}\n".encode(errors="backslashreplace"))
+    state.update(record.ids.tobytes())
+    return state.hexdigest()[:32]
 
 
-def missing(folder: Path, records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if not file_of(folder, record).is_file()]
+def missing(folder: Path, records: Sequence[Record], trunk: str) -> list[Record]:
+    return [record for record in records if not file_of(folder, record, trunk).is_file()]
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,13 @@ class Elsewhere:
 
     folder: Path
     frozen: FrozenModel
+    trunk: str  # its digest (heads/digest.py)
 
     def states(self, row: Row) -> Tensor:
         return torch.cat([self._one(record) for record in row.records])
 
     def _one(self, record: Record) -> Tensor:
-        path = file_of(self.folder, record)
+        path = file_of(self.folder, record, self.trunk)
         found = read(path)
         count = len(record.ids)
         if found.ids[:count].tolist() != record.ids.tolist():

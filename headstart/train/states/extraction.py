@@ -25,17 +25,20 @@ _SAID = 600  # characters of its log that a failure shows
 
 
 def extract(
-    model: Path, records: Sequence[Record], folder: Path, say: Callable[[str], None]
+    model: Path, trunk: str, records: Sequence[Record], folder: Path, say: Callable[[str], None]
 ) -> None:
-    """Fill `folder` with the states of records that it lacks; DataError says why it could not."""
-    left = missing(folder, records)
+    """Fill `folder` with the states of records that it lacks; DataError says why it could not.
+
+    `trunk` is the digest of the model's trunk.
+    """
+    left = missing(folder, records, trunk)
     if not left:
         return
     say(f"vLLM computes the states of {len(left)} records, into {folder}")
     job = {
         "model": str(model.resolve()), "folder": str(folder.resolve()), "arguments": _arguments(),
         "records": [
-            {"name": extracted_name(r), "ids": r.ids.tolist(), "num_prompt": r.num_prompt}
+            {"name": extracted_name(r, trunk), "ids": r.ids.tolist(), "num_prompt": r.num_prompt}
             for r in left
         ],
     }  # fmt: skip
@@ -43,17 +46,18 @@ def extract(
         path = Path(place) / "job.json"
         path.write_text(json.dumps(job))
         python = os.environ.get(PYTHON)
+        environment = {**os.environ, "PYTHONPATH": _path(python, Path(place))}
         try:
             done = subprocess.run(
                 python_command(_PROGRAM, str(path), python=python), cwd=place,
-                capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path(python)},
+                capture_output=True, text=True, env=environment,
             )  # fmt: skip
         except OSError as error:
             raise ConfigError(
                 f"{PYTHON} is {python}, which does not run ({error.strerror}). Name the Python of "
                 "vLLM's environment."
             ) from error
-    lacking = [record.id for record in missing(folder, records)]
+    lacking = [record.id for record in missing(folder, records, trunk)]
     if done.returncode or lacking:
         said = " ".join(done.stderr.strip()[-_SAID:].split())
         raise DataError(
@@ -74,8 +78,12 @@ def _arguments() -> dict[str, object]:
     return found
 
 
-def _path(python: str | None) -> str:
-    """Another environment need not have Headstart installed."""
+def _path(python: str | None, place: Path) -> str:
+    """Another environment need not have Headstart installed, and gets no other package of ours."""
     given = os.environ.get("PYTHONPATH", "")
-    own = str(Path(headstart.__file__).parents[1])
-    return given if python is None else os.pathsep.join(filter(None, [own, given]))
+    if python is None:
+        return given
+    own = place / "packages"
+    own.mkdir()
+    (own / headstart.__name__).symlink_to(Path(headstart.__file__).resolve().parent)
+    return os.pathsep.join(filter(None, [str(own), given]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from headstart.errors import ConfigError, DataError
-from headstart.vllm_plugin.collect import Collector, collector_of, joined
+from headstart.vllm_plugin import collected
+from headstart.vllm_plugin.collect import Collector, collector_of, joined, state_kind
 from headstart.vllm_plugin.collected import Collected, Writing, files, read, write
 from headstart.vllm_plugin.followed import Requests
 from headstart.vllm_plugin.state_table import StateTable, open_table, table_of
@@ -155,7 +157,7 @@ def test_requests_are_followed_through_new_blocks_and_interruptions() -> None:
 def test_an_answer_is_kept_up_to_its_last_rounds(tmp_path: Path, slots: dict[str, Tensor]) -> None:
     kept, out = table(64), Writing(tmp_path, 10**9)
     run = passing(kept, slots)
-    collector = Collector(kept, group=1, block_size=BLOCK, drafts=1, out=out)
+    collector = Collector(kept, 1, BLOCK, 1, out, "after_final_norm")
     text = list(range(10, 34))  # three of the prompt
     blocks = [3, 1, 7, 5, 2, 9]
     collector.step(step(new={"a": (text[:3], blocks), "short": (text[:3], [10])}))
@@ -168,6 +170,7 @@ def test_an_answer_is_kept_up_to_its_last_rounds(tmp_path: Path, slots: dict[str
     found = read(path)
     assert found.ids.tolist() == text[:18]  # two rounds of two tokens are left out
     assert found.num_prompt == 3
+    assert found.kind == "after_final_norm"
     assert found.states.tolist() == [state(p, text[p + 1]) for p in range(18)]
     assert (out.num_written, out.num_left_out) == (1, 0)
 
@@ -184,10 +187,68 @@ def test_writing_stops_at_its_limit(tmp_path: Path) -> None:
     out = Writing(tmp_path, 1)
     one = Collected(torch.ones(3, dtype=torch.int32), torch.ones(3, WIDTH), 1)
     for made in (lambda: one, lambda: one, lambda: None):
-        out.add(made)
+        out.add(made, 0)
     out.wait()
     assert (out.num_written, out.num_left_out) == (1, 2)
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_of_earlier_runs_count_and_the_folder_is_its_owners(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    one = Collected(torch.ones(3, dtype=torch.int32), torch.ones(3, WIDTH), 1)
+    assert Writing(folder, 1).has_room(1)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    num_bytes = write(folder, "earlier", one)
+    assert not Writing(folder, num_bytes).has_room(1)
+    assert Writing(folder, num_bytes + 1).has_room(1)
+
+
+def test_answers_that_wait_to_be_written_take_so_much_memory_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collected, "_MOST_HELD", 100)
+    out, is_written = Writing(tmp_path, 10**9), threading.Event()
+
+    def slow() -> Collected | None:
+        is_written.wait(60)
+        return None
+
+    out.add(slow, 60)
+    assert out.has_room(40)
+    assert not out.has_room(41)
+    is_written.set()
+    out.wait()
+    assert out.has_room(100)
+
+
+def test_rows_are_not_copied_where_there_is_no_room(
+    tmp_path: Path, slots: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, out = table(64), Writing(tmp_path, 10**9)
+    collector = Collector(kept, 1, BLOCK, 1, out)
+    collector.step(step(new={"a": ([1, 2], [0, 1, 2, 3, 4])}))
+    passing(kept, slots)([0], [0], [2])
+    collector.step(step(cached={"a": (None, 20)}))
+    monkeypatch.setattr(collected, "_MOST_HELD", 16 * (4 * WIDTH + 4 + 4) - 1)
+    monkeypatch.setattr(StateTable, "rows", lambda self, at: pytest.fail("copied"))
+    collector.step(step(finished={"a"}))
+    assert (out.num_written, out.num_left_out) == (0, 1)
+
+
+def test_plain_trunks_give_states_behind_their_last_norm() -> None:
+    def kind(model_type: str) -> str | None:
+        text = SimpleNamespace(model_type=model_type)
+        return state_kind(SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text)))
+
+    assert {kind(name) for name in ("llama", "qwen2", "mistral")} == {"after_final_norm"}
+    assert {kind(name) for name in ("mimo", "qwen3", "glm4_moe")} == {None}
+
+
+def test_states_can_be_left_in_their_file(tmp_path: Path) -> None:
+    write(tmp_path, "a", Collected(torch.ones(3, dtype=torch.int32), torch.ones(3, WIDTH), 1))
+    found = read(tmp_path / "a.safetensors", with_states=False)
+    assert found.states.is_meta and found.states.shape == (3, WIDTH)
+    assert (found.ids.tolist(), found.num_prompt) == ([1, 1, 1], 1)
 
 
 def test_files_that_are_none_of_ours_are_named(tmp_path: Path) -> None:
@@ -206,7 +267,10 @@ def worker(tmp_path: Path, *, rank: int = 0, draft: Any = None, **asked: Any) ->
         draft_model_config=SimpleNamespace(hf_config=SimpleNamespace(), model="m"),
         num_speculative_tokens=3,
     )
-    config = SimpleNamespace(speculative_config=speculative, additional_config={"headstart": asked})
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(model_type="mimo"))
+    config = SimpleNamespace(
+        speculative_config=speculative, additional_config={"headstart": asked}, model_config=model
+    )
     runner = SimpleNamespace(get_draft_model=lambda: draft)
     return SimpleNamespace(vllm_config=config, model_runner=runner, rank=rank)
 

@@ -18,12 +18,14 @@ import torch
 from torch import nn
 
 from headstart import vllm_plugin
+from headstart.errors import ConfigError
 from headstart.families.registry import families
 from headstart.heads.formats.vllm import PLUGIN as GRAFTED
-from headstart.vllm_plugin import stock
+from headstart.vllm_plugin import collect, stock
 from headstart.vllm_plugin.architectures import DRAFT_CLASSES, why_no_vocab
 from headstart.vllm_plugin.classes import drafting_class
 from headstart.vllm_plugin.registration import register_all
+from headstart.vllm_plugin.settings import WORKER
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
@@ -167,10 +169,11 @@ def with_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     sys.modules[name].LogitsProcessor = LogitsProcessor  # type: ignore[attr-defined]
 
 
-def config(additional: dict[str, Any]) -> Any:
+def config(additional: dict[str, Any], worker: str = "vllm.v1.worker.gpu_worker.Worker") -> Any:
     draft = SimpleNamespace(hf_config=SimpleNamespace(), model="h")
     return SimpleNamespace(
         additional_config=additional,
+        parallel_config=SimpleNamespace(worker_cls=worker),
         model_config=SimpleNamespace(get_vocab_size=lambda: 20),
         speculative_config=SimpleNamespace(
             draft_model_config=draft, use_local_argmax_reduction=True
@@ -189,7 +192,18 @@ def test_a_class_without_place_for_a_vocabulary_says_so(
     asked = config({"headstart": {"draft_vocab": str(tmp_path / "any.json")}})
     made = drafting_class("Gemma4MTPModel", Stock)(vllm_config=asked, prefix="")
     assert type(made) is Stock
-    assert "no draft vocabulary for Gemma4MTPModel" in caplog.text
+    assert "nothing of what was asked for Gemma4MTPModel" in caplog.text
+
+
+def test_collecting_needs_our_worker(tmp_path: Path) -> None:
+    made = drafting_class("MiMoMTPModel", Stock)
+    asked = {"headstart": {"collect": str(tmp_path)}}
+    with pytest.raises(ConfigError, match=f"Add --worker-cls {WORKER}"):
+        made(vllm_config=config(asked), prefix="")
+    with pytest.raises(ConfigError, match="no attention layer"):  # it was let in
+        made(vllm_config=config(asked, WORKER), prefix="")
+    module, name = WORKER.rsplit(".", 1)
+    assert module == collect.__name__ and name == "Worker"
 
 
 @pytest.mark.usefixtures("with_processor")

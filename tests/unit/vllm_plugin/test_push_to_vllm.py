@@ -23,6 +23,7 @@ from headstart.heads.formats import head_in, open_head, open_model
 from headstart.push.address import Address
 from headstart.push.servers import push
 
+STOCK: dict[str, Any] = {"architecture": "MiMoMTPModel", "own": None, "head_version": 0}
 GRAFTED = {"architecture": "MiMoMTPModel", "own": {"family": "qwen3"}, "head_version": 0}
 
 
@@ -35,6 +36,7 @@ class Running:
         self.version, self.draft, self.refusal, self.is_open = version, draft, refusal, is_open
         self.called: list[str] = []
         self.names: list[str] = []
+        self.folder, self.mode = Path(), 0
         self.url = ""
 
     def results(self, method: str, args: list[str]) -> list[dict[str, Any]]:
@@ -44,6 +46,8 @@ class Running:
         if method == "headstart_is_prepared":
             return [{"is": True}, {"is": self.called.count(method) > 1}]
         if method == "headstart_swap":
+            self.folder = Path(args[0])
+            self.mode = self.folder.parent.stat().st_mode & 0o777
             for file in Path(args[0]).glob("*.safetensors"):
                 with safe_open(file, framework="pt") as opened:
                     self.names += opened.keys()
@@ -91,8 +95,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_head_goes_under_the_names_of_its_model(model: Path) -> None:
-    draft = {"architecture": "MiMoMTPModel", "own": None, "head_version": 0}
-    with serving(Running("0.32.0", draft)) as running:
+    with serving(Running("0.32.0", STOCK)) as running:
         pushed = push(Address(running.url), open_head(model), None)
     assert (pushed.server, pushed.head_version) == ("vllm", 1)
     assert pushed.digest.startswith("sha256:")
@@ -119,6 +122,30 @@ def test_another_familys_head_is_refused(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("family", "draft", "said"),
+    [
+        (
+            "mimo",
+            {**STOCK, "architecture": "Qwen3NextMTP"},
+            "Qwen3NextMTP, for heads of qwen3_next",
+        ),
+        ("qwen3", STOCK, "a qwen3 head, and vLLM drafts with MiMoMTPModel, for heads of mimo\\."),
+        ("mimo", {**STOCK, "architecture": "NewMTP"}, "drafts with NewMTP, which is not known"),
+        ("mimo", {**STOCK, "quantization": "fp8"}, "runs its head quantised \\(fp8\\)"),
+    ],
+    ids=["another family", "a head that is served apart", "an unknown class", "a quantised draft"],
+)
+def test_a_head_that_would_not_be_loaded_is_refused(
+    tmp_path: Path, family: str, draft: dict[str, Any], said: str
+) -> None:
+    head = open_head(write_tiny(family, tmp_path / "model"))
+    with serving(Running("0.32.0", draft)) as running:
+        with pytest.raises(ConfigError, match=said):
+            push(Address(running.url), head, None)
+        assert running.called == ["headstart_describe"]
+
+
+@pytest.mark.parametrize(
     ("running", "said"),
     [
         (Running("0.25.1", GRAFTED), "too old"),
@@ -136,11 +163,20 @@ def test_what_cannot_take_it_says_why(model: Path, running: Running, said: str) 
 def test_vllm_elsewhere_needs_a_folder_that_both_machines_have(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draft = {"architecture": "MiMoMTPModel", "own": None}
-    with serving(Running("0.32.0", draft)) as running:
+    with serving(Running("0.32.0", STOCK)) as running:
         monkeypatch.setattr("headstart.push.vllm._LOCAL", ())
         with pytest.raises(ConfigError, match="give one by --folder"):
             push(Address(running.url), open_head(model), None)
         folder = str(model.parent)
         assert push(Address(running.url, folder=folder), open_head(model), None).head_version == 1
     assert [path.name for path in model.parent.iterdir()] == ["model"]
+
+
+def test_workers_can_read_the_folder_wherever_and_whoever_they_are(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    with serving(Running("0.32.0", STOCK)) as running:
+        push(Address(running.url, folder="."), open_head(model), None)
+    assert running.folder.is_absolute()
+    assert running.mode == 0o755

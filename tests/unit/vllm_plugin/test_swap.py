@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.vllm_plugin.swap import SWAP, HeadSwap
@@ -107,3 +108,50 @@ def test_a_folder_that_is_not_there_changes_nothing(tmp_path: Path, vllm: list[s
 def test_without_a_draft_it_is_refused(tmp_path: Path) -> None:
     said = worker(None).headstart_swap(str(tmp_path))
     assert "no draft that could take another head" in said["error"]
+
+
+def test_what_vllms_loader_refuses_is_said_in_one_line(tmp_path: Path, vllm: list[str]) -> None:
+    class Other(Draft):
+        def load_weights(self, weights: Any) -> None:
+            raise ValueError("shapes (2,) and (3,) differ.\nfurther words")
+
+    save_file({"modules.0.out_norm.weight": torch.ones(3)}, tmp_path / "head.safetensors")
+    said = worker(Other()).headstart_swap(str(tmp_path))
+    begun = "ValueError: shapes (2,) and (3,) differ. The draft may hold parts of both heads: "
+    assert said == {"error": f"{begun}push a head of its model, or restart vLLM."}
+    assert vllm == ["begin", "end"]
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, vllm: list[str]) -> None:
+    (tmp_path / "head.safetensors").write_text("no")
+    said = worker(Draft()).headstart_swap(str(tmp_path))
+    assert said["error"].startswith("SafetensorError: ")
+    assert "The running head stays" in said["error"]
+    assert vllm == []
+
+
+@pytest.mark.parametrize(
+    ("part", "dtype", "expected"),
+    [
+        ("block", torch.uint8, "awq"),
+        ("block", torch.bfloat16, None),  # a plain head beside a quantised trunk
+        ("lm_head", torch.uint8, None),  # the trunk's
+    ],
+    ids=["quantised head", "plain head", "quantised LM head"],
+)
+def test_it_says_whether_the_head_is_quantised(
+    part: str, dtype: torch.dtype, expected: str | None
+) -> None:
+    draft: Any = nn.Module()
+    draft.norm = nn.LayerNorm(2)
+    draft.register_module(part, nn.Module())
+    value = nn.Parameter(torch.zeros(2, dtype=dtype), requires_grad=False)
+    draft.get_submodule(part).register_parameter("weight", value)
+    made = worker(draft)
+    config = made.vllm_config.speculative_config.draft_model_config
+    config.quantization = "awq"
+    config.hf_config = SimpleNamespace(architectures=["MiMoMTPModel"])
+    assert made.headstart_describe()["quantization"] == expected
+    config.quantization = None
+    assert made.headstart_describe()["quantization"] is None
+    assert "no draft that could take" in worker(None).headstart_describe()["error"]
