@@ -18,7 +18,8 @@ def test_tokens_stream_in_and_are_tinted_by_origin(open_page: OpenPage) -> None:
         }).observe(document.getElementById('log'), {childList: true, subtree: true}); }"""
     )
     ask(page, tokens=300)  # a small model is quick, and what comes within a frame is drawn at once
-    assert page.evaluate("seen.length") > 5, "tokens came all at once"
+    # How many frames that takes is up to the machine.
+    assert page.evaluate("seen.length") > 2, "tokens came all at once"
     colours = {
         origin: page.evaluate(
             "o => getComputedStyle(document.querySelector(`.said .${o}`)).backgroundColor", origin
