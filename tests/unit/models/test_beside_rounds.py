@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 import torch
@@ -25,3 +26,23 @@ def test_the_interpreter_is_handed_over_sooner_and_only_inside() -> None:
         assert tested.is_beside() and sys.getswitchinterval() < before
         raise RuntimeError
     assert sys.getswitchinterval() == before and not tested.is_beside()
+
+
+def test_threads_that_overlap_leave_the_usual_interval() -> None:
+    """The first to come leaves first: the second still loads, and then all is as it was."""
+    usual = sys.getswitchinterval()
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def load() -> None:
+        with tested.beside_rounds():
+            is_inside.set()
+            may_leave.wait(30)
+
+    first = threading.Thread(target=load)
+    first.start()
+    assert is_inside.wait(30)
+    with tested.beside_rounds():
+        may_leave.set()
+        first.join(30)
+        assert sys.getswitchinterval() < usual
+    assert sys.getswitchinterval() == usual
