@@ -36,12 +36,7 @@ class HeadRun:
 
     def update(self, step: int, num_steps: int, sums: Sums) -> dict[str, Any]:
         """Use the gathered gradients for step number `step` (from 0); returns a metrics line."""
-        options = self.learner.options
-        assert options.learning_rate is not None and options.warmup is not None
-        rate = learning_rate(
-            step, num_steps, peak=options.learning_rate, warmup=options.warmup,
-            schedule=options.schedule,
-        )  # fmt: skip
+        rate = learning_rate(step, num_steps, self.learner.options)
         totals = Sums(self.learner.world.sum_(sums.values))
         try:
             norm = self.learner.update(rate)

@@ -17,6 +17,7 @@ from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.unroll import ChainContext, unroll
+from headstart.train.averaging import Average
 from headstart.train.losses.lm_head import LmHead
 from headstart.train.optimizers import Optimizer, like, whole
 from headstart.train.options import TrainOptions
@@ -76,6 +77,7 @@ class Learner:
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it sums
         self.optimizer = Optimizer(self.parameters, options, fused=device.type == "cuda")
+        self.average = Average(self.parameters, options.average) if options.average else None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -116,14 +118,17 @@ class Learner:
         norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if norm == norm and norm != float("inf"):
             self.optimizer.step(rate)
+            if self.average is not None:
+                self.average.update(self.parameters)
         self.optimizer.zero_grad()
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
-        """Masters and moments on the CPU, whole; every process must ask."""
+        """Masters, moments and mean on the CPU, whole; every process must ask."""
         masters = {name: whole(p.detach()) for name, p in self.parameters.items()}
         result = {f"master.{name}": master for name, master in masters.items()}
         result |= self.optimizer.tensors()
+        result |= {} if self.average is None else self.average.tensors()
         return {name: value.cpu() for name, value in result.items()}
 
     @torch.no_grad()
@@ -132,3 +137,5 @@ class Learner:
         for name, parameter in self.parameters.items():
             parameter.copy_(like(tensors[f"master.{name}"], parameter))
         self.optimizer.load(tensors)
+        if self.average is not None:
+            self.average.load(tensors)

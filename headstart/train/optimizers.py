@@ -23,20 +23,26 @@ _MUON_MOMENTS = ("momentum_buffer",)
 # Of Muon's rate, for AdamW on stacked matrices of experts, which Muon does not take: about how far
 # the best rates of the two lay apart for other matrices. Not measured for experts.
 STACKED_SHARE = 0.2
-_SHAPES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-    "linear": lambda done: 1 - done,
-    "constant": lambda done: 1.0,
+# Of the steps after warm-up: the share that is done, and the share that goes down -> of the peak.
+_SHAPES: dict[str, Callable[[float, float], float]] = {
+    "cosine": lambda done, decay: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done, decay: 1 - done,
+    "constant": lambda done, decay: 1.0,
+    "wsd": lambda done, decay: min(1.0, (1 - done) / decay),
 }
 _UPDATES = "updates"  # how often a parameter was changed: 0 for what no depth uses
 
 
-def learning_rate(step: int, num_steps: int, *, peak: float, warmup: float, schedule: str) -> float:
-    """For the optimiser's step number `step` (from 0): up linearly, then down by the schedule."""
+def learning_rate(step: int, num_steps: int, options: TrainOptions) -> float:
+    """For the optimiser's step number `step` (from 0): up linearly, then as the schedule says."""
+    peak, warmup = options.learning_rate, options.warmup
+    assert peak is not None and warmup is not None
     num_warmup = math.ceil(warmup * num_steps)
     if step < num_warmup:
         return peak * (step + 1) / (num_warmup + 1)
-    return peak * _SHAPES[schedule]((step - num_warmup) / max(1, num_steps - num_warmup))
+    done = (step - num_warmup) / max(1, num_steps - num_warmup)
+    shape = _SHAPES[options.schedule](done, options.decay)
+    return peak * (options.final_rate + (1 - options.final_rate) * shape)
 
 
 class Optimizer:

@@ -79,7 +79,12 @@ class TrainOptions:
         "optimizer", "muon: for matrices, with AdamW for vectors and stacked experts"
     )
     learning_rate: float | None = _by_recipe("learning_rate", "at its peak")
-    schedule: Literal["cosine", "linear", "constant"] = _option("cosine", "of the learning rate")
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = _option(
+        "cosine",
+        "of the learning rate; wsd: it stays at its peak and goes down linearly at the end",
+    )
+    decay: float = _option(0.3, "schedule wsd: share of the steps after warm-up that go down")
+    final_rate: float = _option(0.0, "share of the peak that the schedule ends at")
     warmup: float | None = _by_recipe("warmup", "share of all steps")
     epochs: int | None = _by_recipe("epochs", "passes over the data")
     max_steps: int = _option(0, "end after so many steps; 0: all that the epochs give")
@@ -101,6 +106,11 @@ class TrainOptions:
     adam_beta2: float | None = _by_recipe("adam_beta2", "AdamW's second moment")
     weight_decay: float | None = _by_recipe("weight_decay", "on matrices only")
     clip: float = _option(1.0, "largest norm of a step's gradient; 0: any")
+    average: float = _option(
+        0.0,
+        "validate and write a running mean of the weights, of which each step leaves this share; "
+        "0: the weights themselves",
+    )
     seed: int = _option(0, "of the order of the data")
     device: str = _option("auto", "cpu, cuda, or auto")
     dtype: str = _option("auto", "of computing: float32, bfloat16, float64, or auto by device")
@@ -130,6 +140,12 @@ class TrainOptions:
             raise ConfigError(f"num_depths is {self.num_depths}; give at most {_MAX_DEPTHS}.")
         if self.warmup is not None and not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; give a share from 0 to below 1.")
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay is {self.decay}; give a share above 0, up to 1.")
+        if not 0 <= self.final_rate <= 1:
+            raise ConfigError(f"final_rate is {self.final_rate}; give a share from 0 to 1.")
+        if not 0 <= self.average < 1:
+            raise ConfigError(f"average is {self.average}; give a share from 0 to below 1.")
         if self.batch_tokens == 0 and self.batch_sequences == 0:
             raise ConfigError("batch_tokens and batch_sequences are both 0; give one of them.")
         if self.states_from is not None and self.cache is not None:

@@ -204,14 +204,18 @@ def _check_records(data: Dataset, kept: Kept, job: Job) -> None:
             f"no record is left to train on ({kept.describe()}). Raise --max-len, or distill more "
             "prompts."
         )
-    rows = pack(kept.records, job.shared.pack_tokens)
     for own in job.options.values():
-        if own.loss == "e2e-tv" and not count(rows, own.num_depths).complete:
+        # Only for that loss: packing many records takes a while.
+        if own.loss == "e2e-tv" and not _has_whole_chain(kept, job, own.num_depths):
             raise DataError(
                 f"loss e2e-tv with K {own.num_depths} has nothing to learn: no answer in "
                 f"{data.folder} has {own.num_depths} tokens in a row to draft. Lower --num-depths, "
                 "or distill longer answers."
             )
+
+
+def _has_whole_chain(kept: Kept, job: Job, num_depths: int) -> bool:
+    return bool(count(pack(kept.records, job.shared.pack_tokens), num_depths).complete)
 
 
 def _not_failed(folders: dict[str, RunFolder], watch: Watch) -> dict[str, RunFolder]:

@@ -15,6 +15,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
 from headstart.models.head_parts import parameter_parts, split_parameters
+from headstart.train.averaging import AVERAGE
 from headstart.train.frozen_model import FrozenModel
 from headstart.train.learner import Learner
 
@@ -24,9 +25,10 @@ _MASTER = "master."
 def write_head(
     frozen: FrozenModel, tensors: Mapping[str, Tensor], out: Path, details: Mapping[str, Any]
 ) -> None:
-    """Write the masters of a checkpoint as a head that every command takes."""
+    """Write the masters of a checkpoint, or their mean where it has one, as a head that every
+    command takes."""
     masters = {
-        name.removeprefix(_MASTER): value
+        name.removeprefix(_MASTER): tensors.get(f"{AVERAGE}{name.removeprefix(_MASTER)}", value)
         for name, value in tensors.items()
         if name.startswith(_MASTER)
     }
@@ -46,19 +48,20 @@ def write_head(
 def as_written(frozen: FrozenModel, learner: Learner) -> Iterator[None]:
     """Inside, the head has the weights that `write_head` would write; afterwards its masters.
 
-    Sharded masters stay as they are: there passes compute with copies in the computing dtype.
+    Sharded masters are not rounded: there passes compute with copies in the computing dtype.
     """
-    if learner.is_sharded:
-        yield
-        return
     stored = frozen.source.tensors
     masters = {name: parameter.detach() for name, parameter in learner.parameters.items()}
-    parts = parameter_parts(masters, frozen.head_config, stored)
+    parts = {} if learner.is_sharded else parameter_parts(masters, frozen.head_config, stored)
     dtypes = {name: torch_dtype(stored[name].dtype) for name in parts}
-    if all(part.dtype == dtypes[name] for name, part in parts.items()):
+    is_rounded = any(part.dtype != dtypes[name] for name, part in parts.items())
+    if learner.average is None and not is_rounded:
         yield
         return
     kept = {name: master.clone() for name, master in masters.items()}
+    if learner.average is not None:
+        for name, mean in learner.average.values.items():
+            masters[name].copy_(mean)
     for name, part in parts.items():
         part.copy_(part.to(dtypes[name]))
     try:

@@ -94,15 +94,28 @@ def test_both_sizes_of_a_batch_are_refused() -> None:
         resolve(TrainOptions(batch_tokens=10, batch_sequences=10))
 
 
+def rates(num_steps: int = 40, **given: Any) -> list[float]:
+    options = resolve(TrainOptions(**{"learning_rate": 2.0, "warmup": 0.1, **given}))
+    return [learning_rate(step, num_steps, options) for step in range(num_steps)]
+
+
 def test_the_learning_rate_rises_and_falls() -> None:
-    kinds = {"peak": 2.0, "warmup": 0.1}
-    rates = [learning_rate(s, 40, schedule="cosine", **kinds) for s in range(40)]
-    assert max(rates) == rates[4] == 2.0
-    assert rates[:5] == sorted(rates[:5]) and rates[4:] == sorted(rates[4:], reverse=True)
-    assert 0 < rates[-1] < 0.01
-    linear = [learning_rate(s, 40, schedule="linear", **kinds) for s in (4, 22)]
-    assert linear == [2.0, 1.0]
-    assert learning_rate(39, 40, peak=2.0, warmup=0.0, schedule="constant") == 2.0
+    found = rates()
+    assert max(found) == found[4] == 2.0
+    assert found[:5] == sorted(found[:5]) and found[4:] == sorted(found[4:], reverse=True)
+    assert 0 < found[-1] < 0.01
+    linear = rates(schedule="linear")
+    assert (linear[4], linear[22]) == (2.0, 1.0)
+    assert rates(warmup=0.0, schedule="constant")[-1] == 2.0
+
+
+def test_a_rate_may_stay_and_fall_late_and_end_above_nothing() -> None:
+    found = rates(schedule="wsd", decay=0.25)
+    assert found[4:31] == [2.0] * 27  # 36 steps after warm-up, of which nine go down
+    assert found[31:] == pytest.approx([2 * (40 - step) / 9 for step in range(31, 40)])
+    ended = rates(schedule="wsd", decay=0.25, final_rate=0.1)
+    assert ended[31:] == pytest.approx([0.2 + 0.9 * rate for rate in found[31:]])
+    assert rates(final_rate=0.5)[4] == 2.0 and rates(final_rate=0.5)[-1] > 1.0
 
 
 def variants_file(folder: Path, entries: object) -> Path:
