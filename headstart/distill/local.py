@@ -59,12 +59,15 @@ class LocalAsker:
         """What the drafts were worth on this text."""
         return self._engine.stats.acceptance.as_json()
 
+    def params(self, dialogue: Dialogue) -> SamplingParams:
+        """How the next answer is drawn; the same for all unless a subclass says otherwise."""
+        return SamplingParams(**self._options.sampling, seed=self._seed(dialogue))
+
     def _submit(self, dialogue: Dialogue, running: dict[str, Dialogue]) -> None:
-        options = self._options
-        params = SamplingParams(**options.sampling, seed=self._seed(dialogue))
+        kwargs = self._options.chat_template_kwargs
         try:
             request_id = self._engine.add(
-                dialogue.messages(), params, chat_template_kwargs=options.chat_template_kwargs
+                dialogue.messages(), self.params(dialogue), chat_template_kwargs=kwargs
             )
         except RequestError as error:  # too long, mostly; the others can still be answered
             self.refused[dialogue.conversation.id] = str(error)

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from parallel import side_by_side
 from settings import Settings
@@ -26,6 +27,31 @@ from headstart.vocab import making, ranking
 from headstart.vocab.draft_vocab import ALL
 from headstart.vocab.files import write
 from headstart.vocab.forced import forced_ids
+
+
+class Asked(Protocol):
+    """What prompts, answers and vocabulary need of the settings of a recipe."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def prompts(self) -> Path | None: ...
+    @property
+    def answers(self) -> Path: ...
+    @property
+    def vocab(self) -> Path: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def samples(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def heldout(self) -> float: ...
+    @property
+    def num_evaluated(self) -> int: ...
 
 
 def make_answers(settings: Settings) -> None:
@@ -70,8 +96,8 @@ def _join(settings: Settings, parts: list[Path]) -> None:
                 joined.writelines([header] if i == 0 else [])
                 joined.writelines(journal)
             refused |= Dataset.open(_answers_to(part)).header.report["refused"]["examples"]
-    header = finish(folder, sampled(settings), refused)
-    print(f"answers: {folder} {json.dumps(header.counts)}", flush=True)
+    made = finish(folder, sampled(settings), refused)
+    print(f"answers: {folder} {json.dumps(made.counts)}", flush=True)
 
 
 def make_evaluation(settings: Settings) -> None:
@@ -93,7 +119,7 @@ def make_evaluation(settings: Settings) -> None:
         ask(settings, first, folder / "mt-bench", greedy)
 
 
-def sampled(settings: Settings) -> DistillOptions:
+def sampled(settings: Asked) -> DistillOptions:
     """By temperature alone, as the model's own distribution is."""
     return DistillOptions(
         samples=settings.samples, temperature=settings.temperature, top_k=0, top_p=1.0,
@@ -135,8 +161,9 @@ class _TimeIsUp(Exception):
     pass
 
 
-def heldout_prompts(settings: Settings) -> list[Conversation]:
+def heldout_prompts(settings: Asked) -> list[Conversation]:
     """Prompts that training never sees, from all categories in turn."""
+    assert settings.prompts is not None
     by_category: dict[str, list[Conversation]] = {}
     for conversation in read_conversations(settings.prompts):
         if is_heldout(prompt_sha(conversation.messages), settings.heldout):
@@ -157,7 +184,7 @@ def write_prompts(path: Path, conversations: list[Conversation]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def make_vocabulary(settings: Settings) -> None:
+def make_vocabulary(settings: Asked) -> None:
     """The tokens that the model writes most; drafts come from these, so losses are cheap, too.
 
     What `headstart vocab --by none --size N` does.

@@ -23,10 +23,19 @@ CARD = Path(__file__).parent / "card.md"
 
 
 def publish(settings: Settings, out: Path) -> None:
-    """Write `out`, a folder in our format; without tokenizer files, which the model has."""
+    """Write `out`, a folder to ship."""
+    program = "recipes/demo_head/recipe.py publish"
+    write_folder(settings.final, settings.vocab, card(settings), out, program)
+
+
+def write_folder(folder: Path, vocab: Path, text: str, out: Path, program: str) -> None:
+    """A head in our format, its vocabulary and card; without tokenizer files, which the model has.
+
+    `program` is what provenance names.
+    """
     import torch
 
-    head = open_head(settings.final)
+    head = open_head(folder)
 
     def pieces(source: TensorSource) -> Iterator[memoryview]:
         yield as_bytes(load(source).to(torch.bfloat16))
@@ -37,20 +46,19 @@ def publish(settings: Settings, out: Path) -> None:
     }
     operation = plan_export(head.changed(tensors, "stored in bf16"), "headstart", name="publish")
     plan = replace(operation.plan, copies={})
-    document = {**plan.documents, "README.md": card(settings)}
-    document["draft_vocab.json"] = settings.vocab.read_text()
+    document = {**plan.documents, "README.md": text, "draft_vocab.json": vocab.read_text()}
     replace(operation, plan=replace(plan, documents=document)).write(out, overwrite=True)
-    _without_paths(out / PROVENANCE_NAME)
+    _without_paths(out / PROVENANCE_NAME, program, f"{folder.parent.name}/{folder.name}")
     size = sum(path.stat().st_size for path in out.iterdir())
     print(f"publish: {out}, {size / 1e6:.1f} MB", flush=True)
 
 
-def _without_paths(path: Path) -> None:
+def _without_paths(path: Path, program: str, source_path: str) -> None:
     """Folders of the machine that made it say nothing to whoever gets the head."""
     document = json.loads(path.read_text())
-    document["command"] = "recipes/demo_head/recipe.py publish"
+    document["command"] = program
     for source in document["sources"]:
-        source["path"] = "final/head"
+        source["path"] = source_path
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 

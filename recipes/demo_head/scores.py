@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from parallel import side_by_side
 from settings import Settings
@@ -31,34 +31,67 @@ CHOSEN_ON = "held-out, T=0.6"
 _MAX_REPETITION = 0.5  # as `headstart distill` drops answers
 
 
+class Scored(Protocol):
+    """What scoring needs of the settings of a recipe."""
+
+    @property
+    def work(self) -> Path: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def stock(self) -> Path: ...  # any head of the model's
+    @property
+    def evaluation(self) -> dict[str, Path]: ...
+
+
 def score_heads(settings: Settings) -> None:
-    """Write scores.jsonl, a line for each head and set, when a head is done with all sets."""
-    heads = {"stock": settings.stock, **_rows(settings), "final": settings.final}
+    """Every head of the study; leaves scores.jsonl and scores.md."""
+    folders = {"stock": settings.stock, **_rows(settings), "final": settings.final}
+    ordered = score_all(settings, {name: (path, settings.vocab) for name, path in folders.items()})
+    (settings.work / "scores.md").write_text(f"{table(ordered)}\n{category_table(ordered)}")
+
+
+Heads = Mapping[str, tuple[Path, Path]]  # name -> folder, draft vocabulary
+
+
+def score_all(settings: Scored, heads: Heads) -> list[dict[str, Any]]:
+    """Lines of scores.jsonl, one for each head and set, written when a head is done with all sets.
+
+    What is there is not scored again.
+    """
     out = settings.work / "scores.jsonl"
     done = {(line["head"], line["set"]) for line in lines(out)}
     missing = [
-        (name, folder, sets)
-        for name, folder in heads.items()
-        if folder.is_dir() and (sets := [s for s in settings.evaluation if (name, s) not in done])
+        (name, own, sets)
+        for name, own in heads.items()
+        if own[0].is_dir() and (sets := [s for s in settings.evaluation if (name, s) not in done])
     ]
     score_one = partial(_score_head, settings)
     for found in side_by_side(score_one, missing, settings.processes):
         _write(out, [*lines(out), *found])
         for line in found:
-            length = _length(line["all"], SMALL)
-            print(f"score: {line['head']}, {line['set']}: {length:.3f} at K = 3", flush=True)
-    ordered = _ordered(lines(out), heads)
-    (settings.work / "scores.md").write_text(f"{table(ordered)}\n{category_table(ordered)}")
+            length, whole = (length_of(line, way) for way in (SMALL, WHOLE))
+            print(
+                f"score: {line['head']}, {line['set']}: {length:.3f} at K = 3, {whole:.3f} with "
+                "all tokens", flush=True,
+            )  # fmt: skip
+    return _ordered(lines(out), heads)
 
 
-def _score_head(settings: Settings, wanted: tuple[str, Path, list[str]]) -> list[dict[str, Any]]:
-    name, folder, sets = wanted
+def _score_head(
+    settings: Scored, wanted: tuple[str, tuple[Path, Path], list[str]]
+) -> list[dict[str, Any]]:
+    name, (folder, vocab), sets = wanted
     checkpoint, built = _opened(settings.model, settings.device, settings.stock)
     _use(built, folder)
     result = []
     for set_name in sets:
         records = Dataset.open(settings.evaluation[set_name]).records("heldout")
-        found = _scored(settings, built, checkpoint, records)
+        found = _scored(vocab, built, checkpoint, records)
         result.append({"head": name, "set": set_name, **found})
     return result
 
@@ -93,9 +126,9 @@ def _use(built: LoadedModel, folder: Path) -> None:
 
 
 def _scored(
-    settings: Settings, built: LoadedModel, checkpoint: Checkpoint, records: Sequence[Record]
+    vocab_file: Path, built: LoadedModel, checkpoint: Checkpoint, records: Sequence[Record]
 ) -> dict[str, Any]:
-    (vocab,) = read_vocabs(settings.vocab)
+    (vocab,) = read_vocabs(vocab_file)
     loops = {r.id for r in records if is_looping(r.ids[r.mask].astype("int64"), _MAX_REPETITION)}
     ways: dict[str, VocabOf] = {SMALL: lambda record: vocab}
     parts = {"all": list(records)}
@@ -125,6 +158,11 @@ def lengths(settings: Settings) -> dict[str, float]:
     """Head -> walked acceptance length at K = 3 on the set that heads are chosen on."""
     found = [line for line in lines(settings.work / "scores.jsonl") if line["set"] == CHOSEN_ON]
     return {line["head"]: _length(line["all"], SMALL) for line in found}
+
+
+def length_of(line: Mapping[str, Any], way: str) -> float:
+    """Walked acceptance length of all answers at K = 3, of a line of scores.jsonl."""
+    return _length(line["all"], way)
 
 
 def _length(part: Mapping[str, Any], way: str) -> float:

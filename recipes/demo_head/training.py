@@ -9,22 +9,47 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from parallel import side_by_side
-from settings import Settings
 
 from headstart.checkpoint.hub import local_folder
 from headstart.train.job import Job
 from headstart.train.options import TrainOptions, changed, resolve
 from headstart.train.states.cache import StateCache
 from headstart.train.trainer import Outcome, train
+from headstart.train.watching import Watch
 
 _PROBE_STEPS = 6
 _MANY_EPOCHS = 1000  # max_steps ends a run
 
 
-def base_options(settings: Settings, **changes: Any) -> TrainOptions:
+class Trained(Protocol):
+    """What training needs of the settings of a recipe."""
+
+    @property
+    def work(self) -> Path: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def processes(self) -> int: ...
+    @property
+    def answers(self) -> Path: ...
+    @property
+    def vocab(self) -> Path: ...
+    @property
+    def batch_sequences(self) -> int: ...
+    @property
+    def pack_tokens(self) -> int: ...
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def eval_limit(self) -> int: ...
+
+
+def base_options(settings: Trained, **changes: Any) -> TrainOptions:
     """What all trainings share; a step sees the same answers whatever is trained."""
     options = TrainOptions(
         epochs=_MANY_EPOCHS, batch_sequences=settings.batch_sequences, long_records="cut",
@@ -35,13 +60,13 @@ def base_options(settings: Settings, **changes: Any) -> TrainOptions:
     return changed(options, changes)
 
 
-def states_of(settings: Settings) -> Path:
+def states_of(settings: Trained) -> Path:
     """The trunk's states, computed once for all trainings."""
     return settings.work / "states"
 
 
 def trained(
-    settings: Settings,
+    settings: Trained,
     out: Path,
     variants: Mapping[str, TrainOptions],
     *,
@@ -49,10 +74,12 @@ def trained(
     steps: int | None = None,
     head: Path | None = None,
     validations: int = 1,
+    deadline: float = float("inf"),
 ) -> dict[str, Outcome]:
     """Heads by name, in `out`; a run that is there and finished is taken as it is.
 
-    Validated at the start and at the end only, if nothing else is said: it costs every head.
+    Validated at the start and at the end only, if nothing else is said: it costs every head. At
+    the deadline (of time.monotonic) a run stops, to be gone on with another time.
     """
     parts = _dealt(settings, out, variants)
     note = steps_file(out)
@@ -63,7 +90,7 @@ def trained(
         steps = _paced(settings, parts, seconds, head)
     note.write_text(str(steps))
     started = time.monotonic()
-    train_part = partial(_train, settings, steps, head, validations)
+    train_part = partial(_train, settings, steps, head, validations, deadline=deadline)
     outcomes = [one for part in side_by_side(train_part, parts, len(parts)) for one in part]
     spent = time.monotonic() - started
     print(f"training: {out.name}, {len(variants)} heads, {steps} steps, {spent:.0f} s", flush=True)
@@ -78,7 +105,7 @@ def steps_file(out: Path) -> Path:
 Part = tuple[Path, Mapping[str, TrainOptions]]  # a folder, and the heads of one process
 
 
-def _dealt(settings: Settings, out: Path, variants: Mapping[str, TrainOptions]) -> list[Part]:
+def _dealt(settings: Trained, out: Path, variants: Mapping[str, TrainOptions]) -> list[Part]:
     """Heads dealt out to processes; all see the same records in the same order."""
     count = min(settings.processes, len(variants))
     if count == 1:
@@ -90,9 +117,23 @@ def _dealt(settings: Settings, out: Path, variants: Mapping[str, TrainOptions]) 
     ]
 
 
+class _Until(Watch):
+    """Asks a run to stop when its time is up."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def say(self, text: str) -> None:
+        print(f"training: {text}", flush=True)
+
+    def is_stopped(self) -> bool:
+        return time.monotonic() > self._deadline
+
+
 def _train(
-    settings: Settings, steps: int, head: Path | None, validations: int, part: Part
-) -> list[Outcome]:
+    settings: Trained, steps: int, head: Path | None, validations: int, part: Part,
+    deadline: float = float("inf"),
+) -> list[Outcome]:  # fmt: skip
     out, variants = part
     every = -(-steps // validations)
     options = {
@@ -110,7 +151,7 @@ def _train(
     ]
     if len(finished) == len(options):
         return [_finished(name, job.folder(name), steps) for name in options]
-    return train(job)
+    return train(job, None if deadline == float("inf") else _Until(deadline))
 
 
 def _finished(name: str, folder: Path, steps: int) -> Outcome:
@@ -127,9 +168,10 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def _paced(settings: Settings, parts: list[Part], seconds: float, head: Path | None) -> int:
+def _paced(settings: Trained, parts: list[Part], seconds: float, head: Path | None) -> int:
     """Steps that fit: a few are timed first, with everything that comes before and after them."""
-    if not StateCache.is_finished(states_of(settings)):
+    is_cached = any(own.cache for _, variants in parts for own in variants.values())
+    if is_cached and not StateCache.is_finished(states_of(settings)):
         _probe(settings, head, parts[0])  # fills it, which is done once and not by several
     started = time.monotonic()
     step = max(side_by_side(partial(_probe, settings, head), parts, len(parts)))
@@ -141,7 +183,7 @@ def _paced(settings: Settings, parts: list[Part], seconds: float, head: Path | N
     return steps
 
 
-def _probe(settings: Settings, head: Path | None, part: Part) -> float:
+def _probe(settings: Trained, head: Path | None, part: Part) -> float:
     """Seconds of a step."""
     out, variants = part
     probe = out.with_name(f"{out.name}-probe")
