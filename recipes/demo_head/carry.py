@@ -153,7 +153,7 @@ def pack_small(work: Path, out: Path) -> None:
     shutil.rmtree(small, ignore_errors=True)
     small.mkdir()
     for pattern in ("*.md", "curve.json", "look.json", "scores.jsonl", "draft_vocab.json",
-                    "times.jsonl", "questions.jsonl"):  # fmt: skip
+                    "times.jsonl", "questions.jsonl", "sources.json"):  # fmt: skip
         for path in work.glob(pattern):
             shutil.copy(path, small)
     for run in work.glob("*/metrics.jsonl"):

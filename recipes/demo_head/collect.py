@@ -137,16 +137,20 @@ def licence_of(name: str, folder: Path) -> str:
     paths = [*folder.glob(f"usr/share/doc/{name}/copyright"), *folder.glob("*.dist-info/METADATA")]
     text = "\n".join(path.read_text(errors="replace") for path in paths if path.is_file())
     stated = re.findall(r"^License(?:-Expression)?: *([A-Za-z][^\n]{0,60})$", text, re.MULTILINE)
+    stated = [one for one in stated if len(one.split()) <= _MOST_WORDS]  # else a sentence of one
     stated += re.findall(r"^Classifier: License :: (?:OSI Approved :: )?(.+)$", text, re.MULTILINE)
     named = [name for name, words in _LICENCES.items() if re.search(words, text)]
     found = stated or named
     return ", ".join(dict.fromkeys(one.strip() for one in found[:4])) or "see its copyright file"
 
 
+_MOST_WORDS = 5
 _LICENCES = {
+    "verbatim copying": r"verbatim\s+copies\s+of", "Zsh": "[Zz]sh",
     "GPL": r"\bGPL\b|General Public License", "LGPL": r"\bLGPL\b", "Apache-2.0": "Apache License",
     "GFDL": "Free Documentation License|GFDL", "MIT": r"\bMIT\b", "BSD": r"\bBSD\b",
-    "Artistic": "Artistic License", "PostgreSQL": "PostgreSQL License", "PSF": r"\bPSF\b",
+    "Artistic": "Artistic License", "PostgreSQL": "PostgreSQL License",
+    "PSF": r"\bPSF\b|Python Software Foundation",
     "public domain": "[Pp]ublic [Dd]omain", "Creative Commons": "Creative Commons",
 }  # fmt: skip
 

@@ -108,7 +108,7 @@ def _with_model(settings: Wide, gguf: Path | None) -> Wide:
         return settings
     from headstart.demo.unpacked import ready
 
-    return replace(settings, model=str(ready(gguf, is_fresh=True)))
+    return replace(settings, model=str(ready(gguf, is_fresh=True)), is_demo=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -91,7 +91,9 @@ def _heldout_tasks(settings: Wide) -> dict[str, list[Conversation]]:
             result[task.category].append(Conversation(task.id, task.category, (message,)))
     lacking = [kind for kind, own in result.items() if not own]
     if lacking:
-        raise SystemExit(f"{settings.passages} has no held-out {lacking[0]}; collect more passages.")
+        raise SystemExit(
+            f"{settings.passages} has no held-out {lacking[0]}; collect more passages."
+        )
     return result
 
 
@@ -114,7 +116,7 @@ def score_heads(settings: Wide) -> None:
     """Leaves scores.jsonl and scores.md: both heads on every set, and what was won."""
     heads: dict[str, tuple[Path, Path]] = {}
     head, vocab = shipped_head(), shipped_vocab()
-    if head is not None and vocab is not None:
+    if settings.is_demo and head is not None and vocab is not None:
         heads[SHIPPED] = (head, vocab)
     if settings.final.is_dir():
         heads[FINAL] = (settings.final, settings.vocab)

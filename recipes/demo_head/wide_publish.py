@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from publish import write_folder
 from scores import lines, table
 from wide_evaluation import FINAL, SHIPPED
 from wide_settings import Wide
-from wide_text import read_lines
+from wide_text import MODEL, read_lines
+from wide_text import PACKAGES as TASKS
 from wide_training import chosen
 
 CARD = Path(__file__).parent / "wide_card.md"
@@ -31,12 +33,13 @@ def card(settings: Wide) -> str:
     found = [
         line for line in lines(settings.work / "scores.jsonl") if line["head"] in (SHIPPED, FINAL)
     ]
-    return CARD.read_text().format(
+    text = CARD.read_text().format(
         records=counts["records"], tokens=counts["answer_tokens"],
         temperatures=", ".join(f"{t:g}" for t in header["report"]["temperatures"]),
         sources=_sources(settings), packages=_packages(), options=json.dumps(_options(settings)),
         scores=table(found) if found else "not scored yet\n", vocab=settings.vocab_size,
     )  # fmt: skip
+    return _wrapped(text)
 
 
 def _options(settings: Wide) -> dict[str, Any]:
@@ -55,14 +58,13 @@ def _sources(settings: Wide) -> str:
     if settings.prompts is not None:
         for line in read_lines(settings.prompts):
             people[str(line.get("source", "unnamed")), str(line.get("licence", "not stated"))] += 1
-    asked = read_lines(settings.asked)
-    own = sum(entry["source"] == "model" for entry in asked)
-    tasks = sum(entry["source"] not in ("model", "people") for entry in asked)
+    given = json.loads(settings.sources.read_text()) if settings.sources.is_file() else {}
+    counts = given.get("prompts", {})
     rows = [f"| {name} | {licence} | {count} |" for (name, licence), count in people.most_common()]
-    rows += (
-        [f"| tasks made of passages of packages, below | see there | {tasks} |"] if tasks else []
-    )
-    rows += [f"| the model itself | Apache-2.0 | {own} |"] if own else []
+    if MODEL in counts:
+        rows.append(f"| the model itself | Apache-2.0 | {counts[MODEL]} |")
+    if TASKS in counts:
+        rows.append(f"| tasks made of passages of packages | see below | {counts[TASKS]} |")
     return "\n".join(["| prompts from | licence | number |", "|---|---|---|", *rows])
 
 
@@ -75,3 +77,12 @@ def _packages() -> str:
     ordered = sorted(by_licence.items(), key=lambda pair: -len(pair[1]))
     parts = [f"{', '.join(names)} ({licence})" for licence, names in ordered]
     return "; ".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    """As the project's documents are: no line above 120 characters but in tables."""
+    lines = text.split("\n")
+    return "\n".join(
+        line if line.startswith("|") else textwrap.fill(line, 119, break_on_hyphens=False)
+        for line in lines
+    )

@@ -29,11 +29,12 @@ class Wide:
     questions: Path | None = None  # MT-Bench's file; never trained on
     avoided: tuple[Path, ...] = ()  # more question files that no prompt may come near
     model: str = "demo"
+    is_demo: bool = False  # whether the head that ships belongs to it
     device: str = "auto"
     processes: int = 1  # side by side on one GPU
 
     # the model's own questions
-    num_questions: int = 60_000  # tried; about two of three are kept
+    num_questions: int = 90_000  # tried; some half of them are kept
     question_temperatures: tuple[float, ...] = (0.7, 0.9, 1.0)
     question_tokens: int = 128
 
@@ -93,6 +94,11 @@ class Wide:
         return self.work / "prompts.jsonl"
 
     @property
+    def sources(self) -> Path:
+        """How many prompts came from where."""
+        return self.work / "sources.json"
+
+    @property
     def evaluation(self) -> dict[str, Path]:
         """Name -> dataset of answers to score on."""
         sets: dict[str, str] = {}
@@ -125,6 +131,6 @@ def small(settings: Wide) -> Wide:
     return replace(
         settings, num_questions=24, question_tokens=48, max_tokens=24, long_tokens=32, running=8,
         num_evaluated=4, num_of_kind=2, evaluated_tokens=24, max_len=1024, vocab_size=2048,
-        batch_tokens=2048, pack_tokens=2048, eval_limit=6, validations=2,
+        batch_tokens=768, pack_tokens=1024, eval_limit=6, validations=2,
         seconds={**dict.fromkeys(settings.seconds, 1.0), "questions": 60.0, "answers": 60.0},
     )  # fmt: skip

@@ -24,6 +24,7 @@ from headstart.data.conversations import read_conversations
 from headstart.data.fingerprints import is_heldout, prompt_sha
 
 Entry = dict[str, Any]
+PEOPLE, MODEL, PACKAGES = "people", "model", "packages"
 
 
 def write_questions(settings: Wide) -> None:
@@ -95,10 +96,19 @@ def write_prompts(settings: Wide) -> None:
     kept.sort(key=lambda e: (e["split"] != VALIDATION, _draw(e["id"])))
     limited = _limited(kept, settings.eval_limit)
     write_lines(settings.asked, limited)
-    by_source = Counter(entry["category"] for entry in limited)
-    removed = Counter(entry["source"] for entry in near)
-    print(f"prompts: {len(limited)}: {dict(by_source.most_common())}", flush=True)
+    by_category = Counter(entry["category"] for entry in limited)
+    counts = Counter(source_of(entry) for entry in limited)
+    removed = Counter(source_of(entry) for entry in near)
+    document = {"prompts": dict(counts), "near a benchmark": dict(removed)}
+    settings.sources.write_text(json.dumps(document) + "\n")
+    print(f"prompts: {len(limited)}: {dict(by_category.most_common())}", flush=True)
     print(f"prompts: {len(near)} near a benchmark's question removed: {dict(removed)}", flush=True)
+
+
+def source_of(entry: Entry) -> str:
+    """Whose words a prompt has: people's, the model's, or a package's."""
+    source = str(entry["source"])
+    return source if source in (PEOPLE, MODEL) else PACKAGES
 
 
 def _limited(entries: list[Entry], most: int) -> list[Entry]:
@@ -126,7 +136,7 @@ def _of_people(settings: Wide) -> list[Entry]:
         turns = [m["content"] for m in conversation.messages if m["role"] == "user"]
         result.append({
             "id": conversation.id, "category": conversation.category, "turns": turns,
-            "split": split, "source": "people",
+            "split": split, "source": PEOPLE,
         })  # fmt: skip
     return result
 
@@ -145,7 +155,7 @@ def _of_the_model(settings: Wide) -> list[Entry]:
         split = TRAIN if split_of(sha) == TRAIN else VALIDATION
         result.append({
             "id": f"own-{sha[:16]}", "category": "own", "turns": [line["text"]], "split": split,
-            "source": "model",
+            "source": MODEL,
         })  # fmt: skip
     return result
 

@@ -94,6 +94,10 @@ def test_what_is_held_out_depends_on_the_passage_alone(recipe: SimpleNamespace) 
     splits = {
         split: [t for t in found if t.split == split] for split in ("test", "validation", "train")
     }
+    share = len(splits["test"]) / len(found)
+    assert all(splits.values()) and 0.01 < share < 0.06, "about 3 %"
+    low = [p for p in some_passages(recipe, 2000) if p.sha < "1"]  # type: ignore[attr-defined]
+    assert {t.split for t in recipe.kinds.tasks(low)} >= {"train"}, "whichever passages were chosen"
     assert all(splits.values()) and len(splits["train"]) > 10 * len(splits["test"])
     again = list(recipe.kinds.tasks(list(reversed(some_passages(recipe)))))
     assert sorted(t.id for t in again) == sorted(t.id for t in found)

@@ -1,0 +1,158 @@
+"""The wider recipe of the demo's head, from passages to a folder to ship, on a tiny model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from support.long_runs import long_only
+
+from headstart.calibrate.tiny import write_tiny
+from headstart.data.dataset import Dataset
+from headstart.heads.formats import open_head
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo_head" / "wide.py"
+# Something stands before a user's turn, which the model is to write.
+TEMPLATE = "t7 {% for message in messages %}{{ message.content }} {% endfor %}"
+SIZES = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
+SETS = {
+    "held-out, T=0.6", "held-out, T=0", "MT-Bench, T=0", "summary, T=0", "answer, T=0",
+    "translation, T=0", "code-task, T=0",
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    write_tiny("mimo", tmp_path / "model", dtype="F32", vocab_size=2500, **SIZES)
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    prompts = [{"prompt": f"t{2 + i} t{3 + 5 * i}", "category": "ab"[i % 2]} for i in range(40)]
+    _write(tmp_path / "prompts.jsonl", prompts)
+    questions = [{"question_id": i, "category": "c", "turns": [f"t{i} t9", "t4"]} for i in (5, 6)]
+    _write(tmp_path / "questions.jsonl", questions)
+    return tmp_path
+
+
+def _write(path: Path, lines: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_passages(place: Path) -> None:
+    """Of nonsense that the tiny tokenizer knows; the scripts' modules are importable here."""
+    import collect  # type: ignore[import-not-found]
+    from passages import Passage  # type: ignore[import-not-found]
+
+    found = []
+    for i in range(1500):
+        words = " ".join(f"t{(i * 7 + j * j) % 2000}" for j in range(20))
+        is_code = i % 5 == 0
+        language = "python" if is_code else "en"
+        found.append(Passage(f"{words} harbour harbour {i}", language, is_code, f"pkg{i % 4}"))
+    collect.write_passages(place / "passages.jsonl.xz", found)
+
+
+def run(place: Path, work: str, *words: str) -> None:
+    """The program in this process."""
+    common = [
+        "--model", "model", "--device", "cpu", "--small", "--passages", "passages.jsonl.xz",
+        "--prompts", "prompts.jsonl", "--questions", "questions.jsonl", "--work", work,
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(RECIPE.parent)
+        patch.setattr(sys, "argv", [str(RECIPE), *words, *common])
+        known = set(sys.modules)
+        try:
+            if not (place / "passages.jsonl.xz").exists():
+                write_passages(place)
+            runpy.run_path(str(RECIPE), run_name="__main__")
+        finally:
+            for path in RECIPE.parent.glob("*.py"):  # names that anybody might use
+                if path.stem not in known:
+                    sys.modules.pop(path.stem, None)
+
+
+@long_only
+def test_text_is_made_carried_and_trained_on_elsewhere(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(place, "here", "evaluation", "text", "--home", "home", "--seconds", "answers=12")
+    made = Dataset.open(place / "here" / "answers")
+    samples = {record.sample for record in made.records("train")}
+    assert {0, 1} <= samples, "greedy and another temperature"
+    assert all(record.seed is None for record in made.records("train"))
+    assert {record.sample for record in made.records("heldout")} == {0}
+    asked = [json.loads(line) for line in (place / "here/prompts.jsonl").read_text().splitlines()]
+    splits = {entry["id"]: entry["split"] for entry in asked}
+    assert "test" not in splits.values()
+    assert all(splits[r.prompt_id.partition("-then-")[0]] == "train" for r in made.records("train"))
+    scored = [
+        json.loads(line)["id"]
+        for path in (place / "here" / "evaluation").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert scored and not splits.keys() & set(scored), "what is scored is never asked for training"
+
+    (place / "there").mkdir()
+    (place / "here" / "evaluation").rename(place / "there" / "evaluation")
+    words = ["head", "--text", "home", "--out", "head", "--home", "back"]
+    run(place, "there", *words, "--seconds", "begin=0", "long=9")
+    again = Dataset.open(place / "there" / "answers")
+    assert _ids(again) == _ids(made)
+    lines = [json.loads(line) for line in (place / "there/scores.jsonl").read_text().splitlines()]
+    assert {line["set"] for line in lines} == SETS and {line["head"] for line in lines} == {"final"}
+    assert {s.dtype for s in open_head(place / "head").tensors.values()} == {"BF16"}
+    card = (place / "head" / "README.md").read_text()
+    assert "| final | translation, T=0 |" in card and "debian-policy" in card
+    assert max(len(line) for line in card.splitlines() if not line.startswith("|")) <= 120
+    curve = json.loads((place / "there" / "curve.json").read_text())
+    assert [point["run"] for point in curve][:1] == ["begin"] and curve[-1]["run"] == "long"
+    assert {p.name for p in (place / "back").iterdir()} == {"head.tar.gz", "results.tar.gz"}
+    times = [json.loads(line) for line in (place / "there/times.jsonl").read_text().splitlines()]
+    assert [line["stage"] for line in times] == ["begin", "long", "curve", "score", "publish"]
+
+    capsys.readouterr()
+    run(place, "there", *words)  # everything is there
+    assert "score: " not in capsys.readouterr().out
+
+
+def _ids(data: Dataset) -> dict[str, list[int]]:
+    return {r.id: r.ids.tolist() for split in ("train", "heldout") for r in data.records(split)}  # type: ignore[arg-type]
+
+
+@long_only
+def test_a_long_training_that_its_deadline_stops_leaves_a_head(place: Path) -> None:
+    run(place, "here", "text", "--seconds", "answers=8", "questions=1")
+    run(
+        place, "here", "begin", "long", "publish", "--out", "head", "--seconds", "begin=0", "long=0"
+    )
+    assert not (place / "here" / "long" / "head").exists()
+    written = json.loads((place / "here/stopped/head/headstart.json").read_text())["training"]
+    assert written["stopped"] == 0 and open_head(place / "head").tensors
+    run(place, "here", "long", "--seconds", "long=60")
+    assert (place / "here" / "long" / "head").is_dir(), "another start goes on, and finishes"
+
+
+def test_a_command_ends_in_time() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPE.parent)
+        known = set(sys.modules)
+        try:
+            wide = importlib.import_module("wide")
+            settings = wide.Wide(work=Path("work"), passages=None)
+            seconds = settings.seconds
+            for name, left, after, given in (
+                ("answers", 2000.0, 1000.0, seconds["answers"]),
+                ("answers", 700.0, 400.0, 300.0),  # what comes after keeps its time
+                ("long", 2000.0, 100.0, 1900.0),  # takes all that is left
+                ("long", 50.0, 100.0, 1.0),
+                ("long", float("inf"), 100.0, seconds["long"]),
+            ):
+                assert wide._in_time(settings, name, left, after).seconds[name] == given
+        finally:
+            for path in RECIPE.parent.glob("*.py"):
+                if path.stem not in known:
+                    sys.modules.pop(path.stem, None)
