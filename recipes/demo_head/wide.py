@@ -34,6 +34,7 @@ GROUPS = {
 STAGES = ("evaluation", "questions", "prompts", "answers", "begin", "look", "long", "curve",
           "score", "publish")  # fmt: skip
 _AFTER = 100.0  # seconds that score, publish and packing take on a GPU
+_LEAST_LONG = 300.0  # seconds of the long training that earlier stages leave it
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     end = started + 60 * arguments.minutes
     for place, name in enumerate(names):
         begun = time.monotonic()
-        after = _AFTER + sum(settings.seconds.get(n, 0.0) for n in names[place + 1 :])
+        after = _seconds_of(settings, names[place + 1 :])
         _stages(_in_time(settings, name, end - begun, after), arguments.out)[name]()
         spent = time.monotonic() - begun
         _note(settings.work, {"stage": name, "seconds": round(spent, 1)})
@@ -72,6 +73,12 @@ def _stages(settings: Wide, out: Path) -> dict[str, Callable[[], None]]:
         "score": lambda: score_heads(settings),
         "publish": lambda: publish(settings, out),
     }
+
+
+def _seconds_of(settings: Wide, names: list[str]) -> float:
+    """That stages to come need; the long training does with less than it would like."""
+    least = {**settings.seconds, "long": min(settings.seconds["long"], _LEAST_LONG)}
+    return _AFTER + sum(least.get(name, 0.0) for name in names)
 
 
 def _in_time(settings: Wide, name: str, left: float, after: float) -> Wide:

@@ -26,7 +26,7 @@ from wide_text import Entry, avoided, read_lines, write_lines
 from headstart.data.conversations import Conversation
 from headstart.data.dataset import Dataset, Header, write_dataset
 from headstart.data.fingerprints import prompt_sha
-from headstart.data.journal import JOURNAL_NAME, Answer, Journal, read_journal
+from headstart.data.journal import JOURNAL_NAME, Answer, Asked, Journal, read_journal
 from headstart.data.records import Record
 from headstart.distill.dialogue import Dialogue
 from headstart.distill.filters import is_looping
@@ -35,6 +35,7 @@ from headstart.distill.run import plan
 from headstart.engine.engine import Engine
 
 _MAX_REPETITION = 0.5  # above it, an answer is counted as looping
+_LOOKED_AT = 10  # every so many answers are looked at for that, which takes a while
 _FOLLOW_TEMPERATURE = 0.8
 _WRITING = 0.2  # of what is left then: a user's turn is short
 _SPARE = 4.0  # seconds that the last answers of a deadline take
@@ -82,25 +83,28 @@ def _answer_part(settings: Wide, folder: Path) -> str:
     until = end - settings.follow_share * (end - ready)
     validated = {e["id"] for e in read_lines(prompts) if e["split"] == VALIDATION}
     with Journal(folder / JOURNAL_NAME, replace(planned.asked, engine=asker.facts)) as journal:
+        answers = read_journal(folder / JOURNAL_NAME)[1]  # of an earlier start
+        ask = partial(_ask, asker, journal, answers)
         wanted = [d for d in planned.dialogues if not (d.sample and d.conversation.id in validated)]
-        _ask(asker, in_order(wanted, settings), journal, until)
+        ask(in_order(wanted, settings), until)
         follow = folder.with_name(f"{folder.name}-then.jsonl")
         if not follow.is_file() and settings.follow_share:
-            answers = read_journal(folder / JOURNAL_NAME)[1]
             seconds = _WRITING * max(0.0, end - time.monotonic())
             write_lines(follow, _second_turns(settings, engine, answers, validated, seconds))
-        _ask(asker, _following(read_lines(follow), folder), journal, end)
+        ask(_following(read_lines(follow), answers), end)
     made = time.monotonic()
-    line = _write_part(folder, validated)
+    line = _write_part(folder, planned.asked, answers, validated)
     spent = f"engine {ready - started:.0f} s, answers {made - ready:.0f} s"
     return f"{folder.name}: {line}; {spent}, records {time.monotonic() - made:.0f} s"
 
 
 def _ask(
-    asker: MixedAsker, dialogues: Iterable[Dialogue], journal: Journal, deadline: float
-) -> None:
+    asker: MixedAsker, journal: Journal, answers: list[Answer], dialogues: Iterable[Dialogue],
+    deadline: float,
+) -> None:  # fmt: skip
     def keep(answer: Answer) -> None:
         journal.append(answer)
+        answers.append(answer)
         if time.monotonic() > deadline:
             raise _TimeIsUp
 
@@ -148,9 +152,9 @@ def _second_turns(
     return result
 
 
-def _following(entries: Iterable[Entry], folder: Path) -> list[Dialogue]:
+def _following(entries: Iterable[Entry], answers: Iterable[Answer]) -> list[Dialogue]:
     """Second turns, after the first answers as they were; those that are answered are left out."""
-    known = {answer.prompt_id for answer in read_journal(folder / JOURNAL_NAME)[1]}
+    known = {answer.prompt_id for answer in answers}
     result = []
     for entry in entries:
         if entry["id"] not in known:
@@ -162,17 +166,18 @@ def _following(entries: Iterable[Entry], folder: Path) -> list[Dialogue]:
     return result
 
 
-def _write_part(folder: Path, validated: set[str]) -> str:
-    asked, answers = read_journal(folder / JOURNAL_NAME)
+def _write_part(folder: Path, asked: Asked, answers: Sequence[Answer], validated: set[str]) -> str:
     records = [_record(a, asked.sampling, a.prompt_id in validated) for a in answers]
     kept = [record for record in records if int(record.mask.sum()) > 1]
-    loops = sum(is_looping(r.ids[r.mask].astype("int64"), _MAX_REPETITION) for r in kept)
+    looked = kept[::_LOOKED_AT]
+    loops = sum(is_looping(r.ids[r.mask].astype("int64"), _MAX_REPETITION) for r in looked)
+    share = loops / max(1, len(looked))
     splits = {True: list[Record](), False: list[Record]()}
     for record in kept:
         splits[record.prompt_id in validated].append(record)
-    header = Header(**asdict(asked), counts={}, report={"answers": len(answers), "looping": loops})
+    header = Header(**asdict(asked), counts={}, report={"answers": len(answers), "looping": share})
     header = write_dataset(folder, header, {"train": splits[False], "heldout": splits[True]})
-    return f"{json.dumps(header.counts['train'])}, {loops} looping"
+    return f"{json.dumps(header.counts['train'])}, {share:.1%} looping"
 
 
 def _record(answer: Answer, sampling: dict[str, object], is_validated: bool) -> Record:

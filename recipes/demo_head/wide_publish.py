@@ -37,7 +37,7 @@ def card(settings: Wide) -> str:
         records=counts["records"], tokens=counts["answer_tokens"],
         temperatures=", ".join(f"{t:g}" for t in header["report"]["temperatures"]),
         sources=_sources(settings), packages=_packages(), options=json.dumps(_options(settings)),
-        scores=table(found) if found else "not scored yet\n", vocab=settings.vocab_size,
+        scores=table(found).rstrip() if found else "not scored yet", vocab=settings.vocab_size,
     )  # fmt: skip
     return _wrapped(text)
 

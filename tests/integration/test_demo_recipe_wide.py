@@ -152,6 +152,9 @@ def test_a_command_ends_in_time() -> None:
                 ("long", float("inf"), 100.0, seconds["long"]),
             ):
                 assert wide._in_time(settings, name, left, after).seconds[name] == given
+            later = ["answers", "begin", "long", "curve"]
+            wanted = seconds["answers"] + seconds["begin"] + 300 + 100
+            assert wide._seconds_of(settings, later) == wanted, "`long` does with less"
         finally:
             for path in RECIPE.parent.glob("*.py"):
                 if path.stem not in known:
