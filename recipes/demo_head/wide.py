@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -56,7 +57,7 @@ def main() -> None:
         _note(settings.work, {"stage": name, "seconds": round(spent, 1)})
         print(f"stage {name}: {spent:.0f} s, {begun + spent - started:.0f} s in all", flush=True)
     if arguments.home is not None:
-        _pack_home(settings, arguments)
+        _pack_home(settings, arguments, has_head="publish" in names)
     print(f"done after {time.monotonic() - started:.0f} s", flush=True)
 
 
@@ -95,14 +96,12 @@ def _note(work: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def _pack_home(settings: Wide, arguments: argparse.Namespace) -> None:
+def _pack_home(settings: Wide, arguments: argparse.Namespace, *, has_head: bool) -> None:
     begun = time.monotonic()
     pack_small(settings.work, arguments.home)
     if (settings.answers / "dataset.json").is_file() and arguments.text is None:
         print(f"home: text: {pack_text(settings.answers, arguments.home)}", flush=True)
-    if (arguments.out / "config.json").is_file():
-        import shutil
-
+    if has_head:
         shutil.make_archive(str(arguments.home / "head"), "gztar", arguments.out)
     for path in sorted(arguments.home.iterdir()):
         print(f"home: {path.name} {path.stat().st_size / 1e6:.1f} MB", flush=True)

@@ -28,6 +28,7 @@ from headstart.train.options import TrainOptions
 from headstart.train.result import write_head
 
 _CLEARLY = 0.01  # of acceptance length: more than seeds differ
+_ONLY_SHOWN = ("faster", "slower")  # a short training says little of the rate of a long one
 _RESERVE = 0.06  # of the time, for validations and what comes before the first step
 # What the study left open, beside the options as they are.
 LOOKED_AT: dict[str, dict[str, Any]] = {
@@ -87,7 +88,8 @@ def chosen(settings: Wide) -> dict[str, Any]:
     """The options of the long training: as planned, unless a look found a clearly better one."""
     path = settings.work / "look.json"
     found: Mapping[str, float] = json.loads(path.read_text()) if path.is_file() else {}
-    best = max(found, key=lambda name: found[name], default="as-planned")
+    taken = [name for name in found if name not in _ONLY_SHOWN]
+    best = max(taken, key=lambda name: found[name], default="as-planned")
     if found and found[best] < found["as-planned"] + _CLEARLY:
         best = "as-planned"
     return {**settings.options, **LOOKED_AT[best]}
