@@ -56,6 +56,7 @@ from headstart.vllm_plugin.collected import files, read
 
 _LOOKED_AT = 8  # collected answers whose text is held against the cycle
 _STARTING, _ROW = 120.0, 20.0  # seconds that a case needs before it measures, and a row
+_FEW = 16  # requests up to which answers take a second or two: they are repeated twice as often
 _PROMPT = 64  # tokens of the prompt whose answer tells how many drafts are accepted
 
 
@@ -168,8 +169,9 @@ def rows(
 ) -> None:  # fmt: skip
     """Speeds of some engines in turns, and what a round of each gives."""
     turns = Turns(workers, run.document["failures"])
-    sizes = Sizes(scale.prompt, scale.answer, given.repeats, 0, ())
     for requests in scale.requests[case.name]:
+        repeats = given.repeats * (2 if requests <= _FEW else 1)
+        sizes = Sizes(scale.prompt, scale.answer, repeats, 0, ())
         names = ", ".join(worker.name for worker in turns.workers)
         what = f"{case.name}, {requests} requests, {names}"
         if len(turns.workers) < 2 or not run.has_time(0 if given.smoke else _ROW, what):
@@ -273,7 +275,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--cases", type=lambda text: text.split(","), default=list(CASES))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help=f"twice as many up to {_FEW} requests"
+    )
     parser.add_argument("--python", help="the interpreter that has vLLM; this one by default")
     parser.add_argument("--patience", type=float, default=240, help="seconds for a start or a job")
     parser.add_argument("--time-limit", type=float, default=420, help="nothing is begun after it")
