@@ -43,14 +43,15 @@ _PART = 96  # requests after which it is written down how many were served
 def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
     """The model's answers to prompts of other kinds, as the first tuning had them.
 
-    A fifth are prompts that the first tuning held out, and are held out here.
+    A fifth, 200 at most, are prompts that the first tuning held out, and are held out here.
     """
     some, parts = out.with_suffix(".jsonl"), dict[bool, list[str]]({False: [], True: []})
     with open(prompts, encoding="utf-8") as file:
         for line in file:
             sha = prompt_sha(json.loads(line)["messages"])
             parts[is_heldout(sha, _HELDOUT)].append(line)
-    wanted = "".join(parts[False][: number * 4 // 5] + parts[True][: number // 5])
+    num_heldout = min(200, number // 5)
+    wanted = "".join(parts[False][: number - num_heldout] + parts[True][:num_heldout])
     if (out / "dataset.json").is_file() and some.read_text() == wanted:
         return
     some.write_text(wanted)
