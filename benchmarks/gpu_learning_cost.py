@@ -134,7 +134,7 @@ def measure(pool: ProcessPoolExecutor, url: str, folder: Path, given: argparse.N
     draw = random.Random(0)
     prompts = iter(lambda: draw.choices(range(2, given.vocab), k=given.prompt), None)
     asked = {
-        streams: list(itertools.islice(prompts, max(16, given.rounds * streams)))
+        streams: list(itertools.islice(prompts, max(8, given.rounds * streams)))
         for streams in given.streams
     }
     for streams, own in asked.items():
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--answer", type=int, default=240)
-    parser.add_argument("--rounds", type=int, default=8, help="requests of a stream in a load")
+    parser.add_argument("--rounds", type=int, default=5, help="requests of a stream in a load")
     parser.add_argument("--vocab", type=int, default=40000, help="prompts are drawn from so many")
     parser.add_argument("--wait", type=float, default=90.0, help="seconds for the first steps")
     parser.add_argument("--flags", default="", help="more options of the server")
