@@ -122,8 +122,8 @@ def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> 
     )  # fmt: skip
     # A program has lines for all rows that a request of its part may have.
     attended = packed.attended[: shape.rows]
-    few = tables, seen[0], Packed(min(FEW_ROWS, rows), attended, starts, counts)
-    many = tables, seen[1], Packed(rows, attended, starts, counts, is_sparse=True)
+    few = tables, seen[0], Packed(min(FEW_ROWS, rows), attended, starts[0], counts[0])
+    many = tables, seen[1], Packed(rows - 1, attended, starts[1], counts[1])
     parts = [few, many] if rows > FEW_ROWS else [few]
     attend = model.kernels.packed(parts, block_size=model.block_size, max_context=model.max_context)
     return ids, Rows(positions, kv_slots, attend)

@@ -20,18 +20,19 @@ def squeeze_trunk_rows(
     lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, drafted: Tensor,
     ids: Tensor, positions: Tensor, kv_slots: Tensor, sources: Tensor, places: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fill the rows of a packed pass [M]; `seen` [2, B], first rows and numbers of rows [B].
+    """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows [2, B].
 
-    seen: the slot of a request's first row, in the first line where it has at most `FEW_ROWS`, in
-    the second where it has more; -1 in the other, and for a place without a request.
+    Of each request in two lines, which attend apart. The first has all rows of a request with at
+    most `FEW_ROWS`, and the newest token of one with more; the second has the drafts of that one,
+    which are as many as a power of two, like the lines of a program. `seen` is the slot of the
+    first row, -1 where there is none.
 
     drafted [B, R]: the newest token and its drafts, of which `limits` [B] count. sources [M]: which
     of [B * R] a row is, 0 for rows behind the last; places [B * R]: the row that each is, and for
     one that does not count the request's last.
     """
     (requests, rows), total, fill = drafted.shape, ids.shape[0], 128
-    seen = torch.empty(2, requests, dtype=torch.int32, device=lengths.device)
-    starts, counts = torch.empty_like(seen)
+    seen, starts, counts = torch.empty(3, 2, requests, dtype=torch.int32, device=lengths.device)
     _squeeze_rows[(requests + triton.cdiv(total, fill),)](
         lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
         starts, counts, tables.stride(0), drafted.stride(0), requests, total, ROWS=rows,
@@ -69,11 +70,15 @@ def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slo
         tl.store(sources + at, (request * ROWS + row).to(tl.int64), is_row)
         last = tl.minimum(start + tl.maximum(count, 1), total) - 1
         tl.store(places + request * ROWS + row, tl.minimum(at, last).to(tl.int64), row < ROWS)
-        has_few = (count > 0) & (count <= FEW)
-        tl.store(seen + request, tl.where(has_few, first, -1).to(tl.int32))
-        tl.store(seen + requests + request, tl.where(count > FEW, first, -1).to(tl.int32))
+        has_many = count > FEW
+        of_few = tl.where(has_many, 1, count)
+        tl.store(seen + request, tl.where(count > 0, first, -1).to(tl.int32))
         tl.store(starts + request, start.to(tl.int32))
-        tl.store(counts + request, count.to(tl.int32))
+        tl.store(counts + request, of_few.to(tl.int32))
+        other = requests + request
+        tl.store(seen + other, tl.where(has_many, first + 1, -1).to(tl.int32))
+        tl.store(starts + other, (start + 1).to(tl.int32))
+        tl.store(counts + other, tl.where(has_many, count - 1, 0).to(tl.int32))
     else:
         blank = (request - requests) * FILL + tl.arange(0, FILL)
         is_blank = (blank >= tl.sum(all_rows, 0)) & (blank < total)

@@ -76,9 +76,12 @@ def test_rows_of_requests_with_different_numbers_of_drafts_have_no_gaps(seed: in
         count = min(limit, room - 1) + 1 if length and room else 0
         slots = range(length - 1, length - 1 + count)
         own = slice(at, at + count)
-        few, many = (length - 1, -1) if count <= FEW_ROWS else (-1, length - 1)
-        assert seen[:, index].tolist() == ([few, many] if count else [-1, -1])
-        assert (int(starts[index]), int(counts[index])) == (at, count)
+        found = torch.stack([seen, starts, counts], -1)[:, index].tolist()
+        if count <= FEW_ROWS:
+            assert found[0] == [length - 1 if count else -1, at, count]
+            assert found[1][::2] == [-1, 0]
+        else:  # the newest token, and its drafts
+            assert found == [[length - 1, at, 1], [length, at + 1, count - 1]]
         assert ids[own].tolist() == drafted[index, :count].tolist()
         assert positions[own].tolist() == list(slots)
         assert kv_slots[own].tolist() == [place(index, slot) for slot in slots]
