@@ -106,7 +106,7 @@ def check_training(result: Result, model: Path, folder: Path, work: Path) -> Non
               f"on ours {lengths}; losses of {len(losses)} steps apart by at most {far:.1e}",
               flush=True)  # fmt: skip
         result.expect(accepted(found) == lengths, f"{name} states give other acceptance")
-        result.expect(far < 0.002, f"losses of {name} states are {far:.1e} apart")
+        result.expect(far < 0.02, f"losses of {name} states are {far:.1e} apart")
 
 
 def metrics_of(model: Path, work: Path, name: str, *words: str | Path) -> list[dict[str, Any]]:
