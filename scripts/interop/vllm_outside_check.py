@@ -16,6 +16,7 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from changed_vllm import changing
 from checking import interop_parser
 from engine_check import FAMILIES, make_model
 from plugin_runs import WITHOUT, Result, asking, check_each, halves, vocab_size, with_plugin
@@ -24,30 +25,6 @@ from vllm_engine import Engine as Vllm
 from headstart.vocab.files import write
 
 DEPTH = 3
-_STARTED = '''import importlib.util
-import sys
-
-
-class Changed:
-    """Lets Python find the module itself, and changes it when it has been loaded."""
-
-    def find_spec(self, name, path, target=None):
-        if name != {module!r}:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def changed(module):
-            load(module)
-            {change}
-
-        spec.loader.exec_module = changed
-        return spec
-
-
-sys.meta_path.insert(0, Changed())
-'''
 _VERSION, _REGISTRY = "vllm.version", "vllm.model_executor.models.registry"
 # what it is -> the module that is changed, how, and words of the line in the log
 OUTSIDE = {
@@ -63,9 +40,7 @@ OUTSIDE = {
 def variables_of(name: str, site: Path, work: Path) -> dict[str, str]:
     """Of a vLLM that is changed when it starts, and finds our plugin."""
     module, change, _ = OUTSIDE[name]
-    folder = work / name.replace(" ", "-").replace("'", "")
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(_STARTED.format(module=module, change=change))
+    folder = changing(module, change, work / name.replace(" ", "-").replace("'", ""))
     given = with_plugin(site)
     return {**given, "PYTHONPATH": os.pathsep.join([str(folder), given["PYTHONPATH"]])}
 
