@@ -110,7 +110,7 @@ class QuickRounds(DeviceRounds):
         pass
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
-        following = []
+        started, following = time.thread_time(), []
         for index, at in enumerate(self._places):
             if self._draw is not None:
                 following.append(self._draw.choices(range(10, 40000), k=DRAFTS + 1))
@@ -122,6 +122,7 @@ class QuickRounds(DeviceRounds):
         self._waiting = launched, following
         if not any(self._grammars):
             self._end()
+        self.seconds += time.thread_time() - started
         return launched
 
     def _end(self) -> None:
