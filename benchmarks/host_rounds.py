@@ -128,9 +128,7 @@ class QuickRounds(DeviceRounds):
     def _end(self) -> None:
         assert self._waiting is not None
         (launched, made), self._waiting = self._waiting, None
-        emitted = torch.tensor(
-            [[len(own), *own, *[0] * (DRAFTS + 1 - len(own))] for own in made]
-        )
+        emitted = torch.tensor([[len(own), *own, *[0] * (DRAFTS + 1 - len(own))] for own in made])
         is_told = any(top is not None for top in self._tops)
         launched.copy_out(emitted, self._told(len(made) * (DRAFTS + 1)) if is_told else None)
 
@@ -216,6 +214,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     counts = [int(number) for number in given.requests.split(",")]
+    torch.set_num_threads(1)  # threads that wait for the next product count as work
     engine = Engine(
         given.model, speculate=0, max_running_requests=max(counts), device="cpu",
         kv_bytes=1 << 28, prefix_caching=False, kernels="off",
