@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 from headstart.errors import MissingExtra, RequestError, install
@@ -48,6 +49,7 @@ class GrammarCompiler:
             self._info.serialize_json(), max_seconds=max_seconds, max_memory=max_memory
         )
         self._compiled: OrderedDict[GrammarSpec, tuple[Any, int]] = OrderedDict()  # with its bytes
+        self._under_way: dict[GrammarSpec, Future[Any]] = {}  # for all that ask for the same
         self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> TokenGrammar:
@@ -61,7 +63,20 @@ class GrammarCompiler:
             known = self._compiled.get(spec)
             if known is not None:
                 self._compiled.move_to_end(spec)
-        return self._at_start(known[0] if known is not None else self._compile(spec))
+                return self._at_start(known[0])
+            under_way = self._under_way.get(spec)
+            if under_way is None:
+                own = self._under_way[spec] = Future()
+        if under_way is not None:
+            return self._at_start(under_way.result())
+        try:
+            own.set_result(self._compile(spec))
+        except BaseException as error:
+            own.set_exception(error)
+        finally:
+            with self._lock:
+                del self._under_way[spec]
+        return self._at_start(own.result())
 
     def is_kept(self, spec: GrammarSpec) -> bool:
         return spec in self._compiled
