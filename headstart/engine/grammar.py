@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ class BatchGrammar(Protocol):
     """A grammar that answers for many of its kind at once."""
 
     @staticmethod
-    def first_words(grammars: Sequence[Any]) -> list[np.ndarray | None]:
+    def first_words(grammars: Sequence[Grammar]) -> list[np.ndarray | None]:
         """`allowed_words` of each."""
         ...
 
@@ -148,7 +148,8 @@ class GuardedGrammar:
                 wanting.setdefault(type(each._grammar), []).append(each)
         for kind, own in wanting.items():
             try:
-                found = cast(BatchGrammar, kind).first_words([each._grammar for each in own])
+                asked = [cast(Grammar, each._grammar) for each in own]
+                found = cast(BatchGrammar, kind).first_words(asked)
                 pairs = list(zip(own, found, strict=True))
                 if not all(words is None or each._are_words(words) for each, words in pairs):
                     continue

@@ -14,8 +14,9 @@ from support.grammar_walks import END, SPECIAL, VOCAB, ids
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.mask_threads import MaskThreads
 from headstart.errors import RequestError
-from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
+from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, json_object, regex
+from headstart.server.grammars.token_grammar import TokenGrammar
 
 SPECS = {
     "ends": regex("ab?"), "anything": regex(r"(.|\n)*"), "long": regex("(ab|a[c-e]{2}){1,9}"),
