@@ -9,7 +9,8 @@ which the head learns and is swapped. Before and after, the server answers other
 kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing is kept of these.
 The curve between is the simulator's, on the same answers, for every head that served.
 `--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve` and
-`--only learn` do the two halves by themselves: the first needs no quiet machine.
+`--only learn` do the two halves by themselves: the first needs no quiet machine, and goes on where
+an earlier one ended if `--served` or `--num-base` have become larger.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from learning_kinds import Asked, requests
 from learning_report import MT_BENCH, write
-from learning_server import Answered, Server, cpu_name, lengths
+from learning_server import Answered, Server, cpu_name, gains, lengths
 
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
@@ -36,21 +37,24 @@ from headstart.demo.unpacked import ready
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
+_PART = 96  # requests after which it is written down how many were served
 
 
 def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
     """The model's answers to prompts of other kinds, as the first tuning had them.
 
-    A fifth are prompts that the first tuning held out, and are held out here.
+    A fifth, 200 at most, are prompts that the first tuning held out, and are held out here.
     """
-    if (out / "dataset.json").is_file():
-        return
     some, parts = out.with_suffix(".jsonl"), dict[bool, list[str]]({False: [], True: []})
     with open(prompts, encoding="utf-8") as file:
         for line in file:
             sha = prompt_sha(json.loads(line)["messages"])
             parts[is_heldout(sha, _HELDOUT)].append(line)
-    some.write_text("".join(parts[False][: number * 4 // 5] + parts[True][: number // 5]))
+    num_heldout = min(200, number // 5)
+    wanted = "".join(parts[False][: number - num_heldout] + parts[True][:num_heldout])
+    if (out / "dataset.json").is_file() and some.read_text() == wanted:
+        return
+    some.write_text(wanted)
     command = python_command(
         "headstart", "distill", str(model), "--prompts", str(some), "--out", str(out),
         "--max-tokens", str(max_tokens), "--keep-truncated", "--heldout", str(_HELDOUT),
@@ -115,23 +119,32 @@ def serve(arguments: argparse.Namespace) -> None:
     """The first half: answers before anything was learned, and those to learn from."""
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    model, folder = ready(), work / "learn"
-    shutil.rmtree(folder, ignore_errors=True)
+    model, folder, known = ready(), work / "learn", work / "before.json"
     served, measured = asked(arguments)
     make_base(model, arguments.prompts, work / "base", arguments.num_base, arguments.max_tokens)
+    if known.is_file():
+        found = json.loads(known.read_text())
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        found = {"served": 0, "traffic_seconds": 0.0, "before": []}
     flags = [*arguments.flags.split(), "--learn-share", "0"]
     server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
-        started = time.time()
-        server.ask_all(served, arguments.max_tokens, is_kept=True)
-        traffic = time.time() - started
-        print(f"served {len(served)} requests in {traffic:.0f} s", flush=True)
-        before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
-        print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+        if len(found["before"]) != len(measured):
+            before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+            print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+            found["before"] = [asdict(answer) for answer in before]
+            known.write_text(json.dumps(found))
+        while found["served"] < len(served):
+            part = served[found["served"] :][:_PART]
+            started = time.time()
+            server.ask_all(part, arguments.max_tokens, is_kept=True)
+            found["served"] += len(part)
+            found["traffic_seconds"] += time.time() - started
+            known.write_text(json.dumps(found))
+            print(f"served {found['served']} requests", flush=True)
     finally:
         server.stop()
-    found = {"traffic_seconds": traffic, "before": [asdict(answer) for answer in before]}
-    (work / "before.json").write_text(json.dumps(found))
 
 
 def learn(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -140,9 +153,9 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
     model, folder, seen = ready(), work / "learn", work / "seen"
     shutil.rmtree(seen, ignore_errors=True)
     seen.mkdir()
-    served, measured = asked(arguments)
+    _, measured = asked(arguments)
     found = json.loads((work / "before.json").read_text())
-    before, traffic = [Answered(**each) for each in found["before"]], found["traffic_seconds"]
+    before = [Answered(**each) for each in found["before"]]
     server = Server(model, folder, work / "base", work / "server.log", arguments.flags.split())
     try:
         swaps = watch(folder, seen, arguments.minutes)
@@ -154,23 +167,25 @@ def learn(arguments: argparse.Namespace) -> dict[str, Any]:
     curve = walked(model, [start, *(seen / swap["name"] for swap in swaps)], before)
     points = [{"minutes": 0.0, "head": "start", **curve[0]}]
     points += [
-        {"minutes": swap["minutes"], "head": swap["name"], **found}
-        for swap, found in zip(swaps, curve[1:], strict=True)
+        {"minutes": swap["minutes"], "head": swap["name"], **each}
+        for swap, each in zip(swaps, curve[1:], strict=True)
     ]
     status = json.loads((folder / "status.json").read_text())
     return {
-        "minutes": arguments.minutes, "served": len(served), "measured": len(measured),
-        "max_tokens": arguments.max_tokens, "traffic_seconds": traffic,
+        "minutes": arguments.minutes, "served": found["served"], "measured": len(measured),
+        "max_tokens": arguments.max_tokens, "traffic_seconds": found["traffic_seconds"],
         "base": Dataset.open(work / "base").header.counts,
         "same_texts": sum(a.answer == b.answer for a, b in zip(before, after, strict=True)),
-        "before": lengths(before), "after": lengths(after), "curve": points,
+        "before": lengths(before), "after": lengths(after), "gains": gains(before, after),
+        "curve": points, "checks": status["curve"],
         "learner": {k: status[k] for k in ("steps", "seconds", "trained_tokens", "checks", "swaps",
                                            "rollbacks", "train", "heldout")},
         "cpu": cpu_name(), "cores": os.cpu_count(), "python": sys.version.split()[0],
         "command": "python benchmarks/learning_curve.py " + " ".join(
             f"--{k.replace('_', '-')} {v}" for k, v in (
                 ("served", arguments.served), ("measured", arguments.measured),
-                ("num_questions", arguments.num_questions), ("max_tokens", arguments.max_tokens),
+                ("num_questions", arguments.num_questions), ("num_base", arguments.num_base),
+                ("max_tokens", arguments.max_tokens),
                 ("minutes", f"{arguments.minutes:g}"))
         ),
     }  # fmt: skip

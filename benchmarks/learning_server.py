@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from learning_kinds import Asked
 
+from headstart.learn.certainty import Walked, compare
 from headstart.processes import python_command
 
 _AT_ONCE = 16
@@ -94,6 +96,23 @@ def lengths(answers: Sequence[Answered]) -> dict[str, float]:
         own = [answer for answer in answers if answer.kind == kind]
         rounds = sum(answer.rounds for answer in own)
         result[kind] = 1 + sum(answer.accepted for answer in own) / rounds
+    return result
+
+
+def gains(before: Sequence[Answered], after: Sequence[Answered]) -> dict[str, Any]:
+    """Of each kind, with the lowest and highest to expect (90 %), answers being paired."""
+    result = {}
+    for kind in dict.fromkeys(answer.kind for answer in before):
+        parts = [
+            [Walked(kind, a.rounds, a.rounds + a.accepted) for a in part if a.kind == kind]
+            for part in (before, after)
+        ]
+        found = compare(*parts)
+        rounds = sum(each.rounds for each in parts[0])
+        result[kind] = {
+            "gain": found.value, "low": found.low, "high": found.high,
+            "answers": found.answers, "rounds_before": rounds,
+        }  # fmt: skip
     return result
 
 
