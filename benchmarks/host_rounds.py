@@ -110,7 +110,7 @@ class QuickRounds(DeviceRounds):
         pass
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
-        following = []
+        started, following = time.thread_time(), []
         for index, at in enumerate(self._places):
             if self._draw is not None:
                 following.append(self._draw.choices(range(10, 40000), k=DRAFTS + 1))
@@ -122,14 +122,13 @@ class QuickRounds(DeviceRounds):
         self._waiting = launched, following
         if not any(self._grammars):
             self._end()
+        self.seconds += time.thread_time() - started
         return launched
 
     def _end(self) -> None:
         assert self._waiting is not None
         (launched, made), self._waiting = self._waiting, None
-        emitted = torch.tensor(
-            [[len(own), *own, *[0] * (DRAFTS + 1 - len(own))] for own in made]
-        )
+        emitted = torch.tensor([[len(own), *own, *[0] * (DRAFTS + 1 - len(own))] for own in made])
         is_told = any(top is not None for top in self._tops)
         launched.copy_out(emitted, self._told(len(made) * (DRAFTS + 1)) if is_told else None)
 
@@ -215,6 +214,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     counts = [int(number) for number in given.requests.split(",")]
+    torch.set_num_threads(1)  # threads that wait for the next product count as work
     engine = Engine(
         given.model, speculate=0, max_running_requests=max(counts), device="cpu",
         kv_bytes=1 << 28, prefix_caching=False, kernels="off",

@@ -25,7 +25,9 @@ _OWN_KEYS = {"type", "json_schema", "style", "max_whitespace_cnt"}
 SchemaText = Callable[[Any, int], str]
 
 
-def with_quick_strings(format: Any, schema_text: SchemaText, is_parsed: Callable[[str], bool]) -> Any:
+def with_quick_strings(
+    format: Any, schema_text: SchemaText, is_parsed: Callable[[str], bool]
+) -> Any:
     """A structural tag's format in which schemas with bounded strings are grammars.
 
     `is_parsed`: whether xgrammar reads the text of a grammar as what it wrote. Where it does not,
@@ -54,24 +56,23 @@ def quick_strings(text: str) -> str:
     rules = {m["name"]: m["body"] for line in text.splitlines() if (m := _RULE.fullmatch(line))}
     lines = []
     for line in text.splitlines():
-        rule = _RULE.fullmatch(line)
-        found = _STRING.fullmatch(rule["body"]) if rule is not None else None
-        own = None
-        if rule is not None and found is not None:
-            if _CHARACTER.fullmatch(rules.get(found["character"], "")):
-                own = _chain(rule["name"], found["character"], int(found["least"]), int(found["most"]))
-        is_own = own is not None and not rules.keys() & {each.partition(" ")[0] for each in own[1:]}
-        lines += own if own is not None and is_own else [line]
+        name, _, body = line.partition(" ::= ")
+        found = _STRING.fullmatch(body)
+        own = _chain(name, found, rules) if found is not None else {}
+        is_new = own and own.keys() & rules.keys() == {name}
+        lines += [f"{each} ::= {rest}" for each, rest in own.items()] if is_new else [line]
     return "\n".join(lines) + "\n"
 
 
-def _chain(name: str, character: str, least: int, most: int) -> list[str] | None:
+def _chain(name: str, found: re.Match[str], rules: Mapping[str, str]) -> dict[str, str]:
     """Rules of a string; `name_left_N` is its rest where N more characters may come."""
-    if not 0 < most <= MOST_CHARACTERS or least > most:
-        return None
-    rules = [rf'{name} ::= (("\"" {name}_left_{most}))']
+    character, least, most = found["character"], int(found["least"]), int(found["most"])
+    is_class = _CHARACTER.fullmatch(rules.get(character, ""))
+    if not is_class or not 0 < most <= MOST_CHARACTERS or least > most:
+        return {}
+    chain = {name: rf'(("\"" {name}_left_{most}))'}
     for left in range(most, -1, -1):
         choices = [r'("\"")'] if most - left >= least else []
         choices += [f"({character} {name}_left_{left - 1})"] if left else []
-        rules.append(f"{name}_left_{left} ::= ({' | '.join(choices)})")
-    return rules
+        chain[f"{name}_left_{left}"] = f"({' | '.join(choices)})"
+    return chain
