@@ -17,6 +17,8 @@ from headstart.models.attention import LayerCache
 
 LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once
 GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
+# Of requests with many rows among others with few: pieces of theirs must fill the GPU.
+COPYING = Cut(pieces=8, least=128, levels=4, step=64, warps=8, stages=2)
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,9 @@ def packed(
     parts: Sequence[tuple[Tensor, Tensor, Packed]], *, block_size: int, max_context: int
 ) -> Attend:
     """How rows of a packed pass attend, in parts: tables, slots seen, and which rows."""
-    cuts = [cut_for(seen.shape[0], rows.rows) for _, seen, rows in parts]
+    cuts = [
+        COPYING if rows.is_sparse else cut_for(seen.shape[0], rows.rows) for _, seen, rows in parts
+    ]
     usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
     sharing = [
         Sharing(tables, seen, rows.rows if rows.starts is None else 0, block_size, max_context)

@@ -48,6 +48,7 @@ class Packed:
     result: Tensor  # [M, ...] with room for H V numbers of each row, or more
     starts: Tensor | None = None  # [B] int32, the first row of each; None: `rows` after `rows`
     counts: Tensor | None = None  # [B] int32, rows of each, where there are `starts`
+    is_sparse: bool = False  # whether few of the B requests have rows
 
     def result_of(self, heads: int, dim: int) -> Tensor:
         """Room for results [M, H, V] of a layer's geometry."""
@@ -61,7 +62,8 @@ class Packed:
             starts = torch.arange(len(seen), dtype=torch.int32, device=seen.device) * self.rows
             counts = torch.full_like(starts, self.rows)
         rows = min(each, self.rows - at)
-        return Packed(rows, self.result, starts + at, (counts - at).clamp_max(each))
+        own = (counts - at).clamp_max(each)
+        return Packed(rows, self.result, starts + at, own, is_sparse=self.is_sparse)
 
 
 def paged_attention(

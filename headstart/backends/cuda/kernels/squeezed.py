@@ -13,26 +13,30 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 
+FEW_ROWS = 4  # up to which requests attend in programs for few rows
+
 
 def squeeze_trunk_rows(
     lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, drafted: Tensor,
     ids: Tensor, positions: Tensor, kv_slots: Tensor, sources: Tensor, places: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows of requests [B].
+    """Fill the rows of a packed pass [M]; `seen` [2, B], first rows and numbers of rows [B].
+
+    seen: the slot of a request's first row, in the first line where it has at most `FEW_ROWS`, in
+    the second where it has more; -1 in the other, and for a place without a request.
 
     drafted [B, R]: the newest token and its drafts, of which `limits` [B] count. sources [M]: which
     of [B * R] a row is, 0 for rows behind the last; places [B * R]: the row that each is, and for
     one that does not count the request's last.
     """
     (requests, rows), total, fill = drafted.shape, ids.shape[0], 128
-    seen, starts, counts = (
-        torch.empty(requests, dtype=torch.int32, device=lengths.device) for _ in range(3)
-    )
+    seen = torch.empty(2, requests, dtype=torch.int32, device=lengths.device)
+    starts, counts = torch.empty_like(seen)
     _squeeze_rows[(requests + triton.cdiv(total, fill),)](
         lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
         starts, counts, tables.stride(0), drafted.stride(0), requests, total, ROWS=rows,
         BLOCK=triton.next_power_of_2(rows), REQUESTS=triton.next_power_of_2(requests), FILL=fill,
-        PAGE=block_size, num_warps=1,
+        PAGE=block_size, FEW=FEW_ROWS, num_warps=1,
     )  # fmt: skip
     return seen, starts, counts
 
@@ -41,7 +45,7 @@ def squeeze_trunk_rows(
 def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places,
                   seen, starts, counts, table_stride, drafted_stride, requests, total,
                   ROWS: tl.constexpr, BLOCK: tl.constexpr, REQUESTS: tl.constexpr,
-                  FILL: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+                  FILL: tl.constexpr, PAGE: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     others = tl.arange(0, REQUESTS)
     is_other = others < requests
@@ -65,7 +69,9 @@ def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slo
         tl.store(sources + at, (request * ROWS + row).to(tl.int64), is_row)
         last = tl.minimum(start + tl.maximum(count, 1), total) - 1
         tl.store(places + request * ROWS + row, tl.minimum(at, last).to(tl.int64), row < ROWS)
-        tl.store(seen + request, tl.where(count > 0, first, -1).to(tl.int32))
+        has_few = (count > 0) & (count <= FEW)
+        tl.store(seen + request, tl.where(has_few, first, -1).to(tl.int32))
+        tl.store(seen + requests + request, tl.where(count > FEW, first, -1).to(tl.int32))
         tl.store(starts + request, start.to(tl.int32))
         tl.store(counts + request, count.to(tl.int32))
     else:
