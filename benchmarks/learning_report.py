@@ -49,7 +49,7 @@ def write(result: dict[str, Any], out: Path) -> None:
         *(f"| {k} | {result['gains'][k]['answers']} | {result['gains'][k]['rounds_before']} | "
           f"{result['before'][k]:.3f} | {result['after'][k]:.3f} | {_gain(result, k)} | "
           f"{_range(result, k)} |" for k in kinds), "",
-        "## Curve: the simulator on the same answers, for every head that served", "",
+        "## Curve: the simulator on the same answers, for up to eight of the heads that served", "",
         f"| minutes | head | {' | '.join(kinds)} |", "|---" * (2 + len(kinds)) + "|",
         *(f"| {p['minutes']:.1f} | {p['head']} | " + " | ".join(f"{p[k]:.3f}" for k in kinds) + " |"
           for p in result["curve"]), "",

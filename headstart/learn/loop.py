@@ -140,6 +140,7 @@ class LearningLoop:
     def _step(self) -> None:
         started = self._clock()
         rate = (self._training.options.learning_rate or 0.0) * self._rate_share
+        rate *= self._steering.rate_share
         records = self._mix.step(self._batch_tokens)
         try:
             loss = self._training.step(records, rate)
@@ -170,7 +171,8 @@ class LearningLoop:
         mix.base_share, mix.weights = self._steering.base_share, self._steering.weights
         self._tell("checked", {
             "steps": self._training.num_steps, **verdict.as_json(),
-            "base_share": mix.base_share, "weights": mix.weights,
+            "base_share": mix.base_share, "rate_share": self._steering.rate_share,
+            "weights": mix.weights,
         })  # fmt: skip
         if verdict.is_accepted:
             self._offer(verdict)

@@ -18,7 +18,7 @@ from headstart.models.rope import RotaryTable
 from headstart.train.learner import Learner
 from headstart.train.losses.combine import end_to_end_loss, step_weights, weighted_loss
 from headstart.train.losses.kinds import loss_kind
-from headstart.train.losses.rows import RowLosses, depth_losses, max_elements_of
+from headstart.train.losses.rows import RowLosses, depth_losses
 from headstart.train.targets import Counts, Targets, targets
 
 
@@ -120,7 +120,6 @@ def _losses(
         "teacher": batch.teachers[wanted.teachers] if needs_teacher else None,
         "temperature": options.teacher_temperature,
         "lk_decay": options.lk_decay,
-        "max_elements": max_elements_of(learner.lm_head.weight),
     }
     own = learner.own_lm_heads
     if not own:

@@ -24,7 +24,6 @@ from headstart.train.losses.streamed import score_streamed
 from headstart.train.losses.whole import Labels, Score, Scored, score_whole
 
 DEFAULT_MAX_ELEMENTS = 2**26
-_CPU_MAX_ELEMENTS = 2**22  # passes over more than a CPU's caches hold take a third longer
 _FEWEST_ROWS = 32  # products of fewer rows read the whole LM head for next to nothing
 
 
@@ -111,13 +110,6 @@ def depth_losses(
         for result in results:
             result.gradient.div_(temperature)
     return results
-
-
-def max_elements_of(weight: Tensor) -> int:
-    """Logits at a time against this LM head [V, D]: enough that its rows need not be cut."""
-    if weight.device.type != "cpu":
-        return DEFAULT_MAX_ELEMENTS
-    return max(_CPU_MAX_ELEMENTS, min(DEFAULT_MAX_ELEMENTS, _FEWEST_ROWS * len(weight)))
 
 
 def uses_kernels(weight: Tensor) -> bool:

@@ -31,13 +31,16 @@ def records(kind: str, count: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_the_base_gets_more_before_too_much_is_lost_and_less_again() -> None:
+def test_the_base_gets_more_and_steps_are_slower_before_too_much_is_lost() -> None:
     steering = Steering(0.4)
-    shares = []
+    shares, rates = [], []
     for loss in (0.0, 0.004, 0.006, 0.012, 0.02, 0.02, 0.004, 0.0, 0.0):
         steering.checked(checked(-loss))
         shares.append(steering.base_share)
+        rates.append(steering.rate_share)
     assert shares == pytest.approx([0.4, 0.4, 0.45, 0.55, MOST_BASE, MOST_BASE, 0.6, 0.55, 0.5])
+    expected = [1.0, 1.0, 0.7, 0.35, 0.25, 0.25, 0.25, 0.25 / 0.7, 0.25 / 0.49]
+    assert rates == pytest.approx(expected)
 
 
 def test_without_a_base_there_is_no_share_of_it() -> None:
@@ -109,5 +112,9 @@ def test_a_loop_protects_what_was_known_as_its_checks_say(tmp_path: Path) -> Non
     found = dict(told)["checked"]
     assert found["learned_base"] < -0.01 and found["share"] < 1
     assert found["base_share"] == pytest.approx(0.5) == loop._mix.base_share
+    assert found["rate_share"] == pytest.approx(0.5)
+    loop.served(tmp_path / "0001")
+    loop.turn()
+    assert dict(told)["step"]["rate"] == pytest.approx(0.5)
     assert set(found["weights"]) == {"a", "b"} and loop._mix.weights == found["weights"]
     assert "with 90 % certainty" in found["reason"]

@@ -111,14 +111,6 @@ def test_row_chunks_cover_all_rows_once_within_the_limit() -> None:
         assert limit is None or longest <= max(1, limit // 41)
 
 
-@pytest.mark.parametrize("vocab", [100, 9_552, 49_152, 151_936, 4_000_000])
-def test_a_cpu_takes_what_caches_hold_at_a_time_and_cuts_no_vocabulary_for_it(vocab: int) -> None:
-    elements = loss_rows.max_elements_of(torch.empty(vocab, 1))
-    assert 2**22 <= elements <= loss_rows.DEFAULT_MAX_ELEMENTS
-    whole = loss_rows.fitting_vocab_chunk(768, vocab, loss_rows.DEFAULT_MAX_ELEMENTS)
-    assert loss_rows.fitting_vocab_chunk(768, vocab, elements) == whole
-
-
 def test_chunking_cuts_the_vocabulary_where_hardly_a_row_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
