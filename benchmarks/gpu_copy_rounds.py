@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -56,7 +57,8 @@ def timed_parts(run: Any) -> dict[str, tuple[int, float]]:
 
 def use_few_rows(engine: Engine, few: int) -> None:
     """Attend so from now on: what was captured is captured again."""
-    squeezed.FEW_ROWS = cuda_rounds.FEW_ROWS = few
+    for module in (squeezed, cuda_rounds):
+        setattr(module, "FEW_ROWS", few)  # noqa: B010 (mypy knows it in one of them only)
     device: Any = engine.loop.rounds and engine.loop.rounds._device
     device.graphs._graphs.clear()
     device.graphs._runs = Counter()
@@ -87,11 +89,11 @@ def main() -> None:
                 found = play(engine, batch, side, 512)
                 print(json.dumps({"few_rows": few, "side": side, **found}), flush=True)
         for side in SIDES:
-            parts = timed_parts(lambda side=side: play(engine, batches[-2], side, 512))
+            parts = timed_parts(partial(play, engine, batches[-2], side, 512))
             for name, (count, middle) in sorted(parts.items(), key=lambda e: -e[1][0] * e[1][1]):
                 if count * middle > 10:
                     print(f"{few} {side} {count:5d} x {middle:7.3f} ms  {name}", flush=True)
-            events = kernel_events(lambda side=side: play(engine, batches[-1], side, 512))
+            events = kernel_events(partial(play, engine, batches[-1], side, 512))
             for event in events[:_SHOWN]:
                 total = event.self_device_time_total / 1e3
                 print(f"{few} {side} {total:9.1f} ms {event.count:6d} x {event.key[:60]}")
