@@ -6,7 +6,8 @@ MODEL is a calibrated checkpoint. A batch is answered without swaps, then with s
 head with noise in its fusion and back. Each head is prepared by another thread while rounds run, as
 a server does it, and swapped between two steps. Every text must be the cycle that the trunk walks.
 Prints the gaps between outputs of a request (median, 99th percentile, longest) with and without
-swaps, what preparing and swapping took, and the acceptance in the steps before and after each swap.
+swaps, what the other thread was doing when the longest ones ended, what preparing and swapping
+took, and the acceptance in the steps before and after each swap.
 """
 
 from __future__ import annotations
@@ -25,11 +26,46 @@ from unittest import mock
 import torch
 from head_swap import disturbed
 
+from headstart.backends import head_swap
+from headstart.backends.cuda.backend import CudaBackend
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine.engine import Engine
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head
+from headstart.models import build
 from headstart.sampling.params import SamplingParams
+
+_LONGEST = 6  # gaps whose part of preparing is shown
+
+
+class Phases:
+    """When the parts of preparing a head began and ended."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[str, float, float]] = []
+
+    def watch(self, owner: Any, name: str) -> Any:
+        """Replace a function by itself, watched, until the patch that is given back is stopped."""
+        real = getattr(owner, name)
+
+        def watched(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return real(*given, **named)
+            finally:
+                self._spans.append((name, began, time.perf_counter()))
+
+        return mock.patch.object(owner, name, watched)
+
+    def during(self, began: float, ended: float) -> list[str]:
+        return [name for name, start, stop in self._spans if start < ended and stop > began]
+
+
+PHASES = Phases()
+WATCHED = (
+    (build, "head_modules"), (build, "load_stored_head"), (CudaBackend, "hold_head"),
+    (head_swap, "matched"), (CudaBackend, "swap_head"),
+)  # fmt: skip
 
 
 def answered(
@@ -41,6 +77,7 @@ def answered(
     ids = [engine.add(prompt, params) for prompt in asked]
     last = dict.fromkeys(ids, 0.0)
     gaps: list[float] = []
+    ends: list[tuple[float, float]] = []  # of steps: how long after the one before, and when
     total, left = len(asked) * given.answer, list(heads)
     swaps: list[tuple[float, float]] = []
     done, parts = 0, [[0, 0]]  # of each stretch between swaps: rounds, accepted
@@ -51,6 +88,8 @@ def answered(
             before = engine.stats.acceptance
             updates = engine.step()
             now = time.perf_counter()
+            if ends or updates:
+                ends.append((now - (ends[-1][1] if ends else now), now))
             after = engine.stats.acceptance
             parts[-1][0] += after.rounds - before.rounds
             parts[-1][1] += sum(after.accepted) - sum(before.accepted)
@@ -80,6 +119,10 @@ def answered(
             "p99": round(1e3 * gaps[int(0.99 * len(gaps))], 3),
             "longest": round(1e3 * gaps[-1], 3),
         },
+        "longest_ms": [
+            [round(1e3 * gap, 2), *PHASES.during(at - gap, at)]
+            for gap, at in sorted(ends)[: -_LONGEST - 1 : -1]
+        ],
         "prepare_and_swap_ms": [[round(1e3 * part, 2) for part in each] for each in swaps],
         "acceptance_length": [
             round(1 + accepted / max(1, rounds), 3) for rounds, accepted in parts
@@ -111,6 +154,8 @@ def main() -> None:
             plan_export(open_head(given.model), "headstart").write(good)
         weak = disturbed(good, Path(folder) / "weak", given.noise)
         heads = [good if number % 2 else weak for number in range(given.swaps)]
+        for owner, name in WATCHED:
+            PHASES.watch(owner, name).start()
         print("device", torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu")
         answered(engine, asked, following, given, [])  # captures what is not captured yet
         for name, swapped in (("without", []), ("with", heads), ("without", []), ("with", heads)):

@@ -4,7 +4,9 @@ PYTHONPATH=. python3 benchmarks/gpu_learning_cost.py MODEL [--streams 1 16 80] [
 
 MODEL is a calibrated checkpoint. A server with `--learn` first has nothing to learn from, so that
 its learner sleeps; then it keeps some answers, and from its third step on the same load is measured
-again. Prompts are token ids drawn at random, answers have a fixed length and are streamed. Of each
+again. Prompts are token ids drawn at random, answers have a fixed length and are streamed to up to
+eight client processes: one alone would be slower than the server. A load has several requests of
+each stream, so that it lasts for many of the half seconds in which learning gets its share. Of each
 load: tokens per second, and the time between two chunks of a stream (median, 99th percentile,
 longest), over the tokens that came with the later one.
 """
@@ -12,23 +14,30 @@ longest), over the tokens that came with the later one.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import random
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from headstart.learn.certainty import FEWEST
+from headstart.learn.loop import FEWEST_TEXTS
+from headstart.learn.texts import Text
 from headstart.processes import python_command
 
 _FEWEST_STEPS = 3  # from here on the learner would always run if it were let
-_KEPT = 56  # answers to learn from: 24 and 8 held-out ones are needed, by a hash
+_CLIENTS = 8  # processes
+_STATUS_SECONDS = 6.0  # in which the server writes its numbers anew
 _HTTP = httpx.Client(timeout=600, limits=httpx.Limits(max_connections=256))
 
 
@@ -78,14 +87,31 @@ def ask(url: str, prompt: list[int], tokens: int, *, is_kept: bool) -> tuple[int
     return count, gaps
 
 
-def load(url: str, prompts: list[list[int]], streams: int, tokens: int, *, is_kept: bool) -> Any:
-    began = time.perf_counter()
+def ask_all(
+    url: str, prompts: list[list[int]], streams: int, tokens: int, is_kept: bool
+) -> list[tuple[int, list[float]]]:
+    """In one client, `streams` at once."""
     with ThreadPoolExecutor(streams) as pool:
-        found = list(pool.map(lambda one: ask(url, one, tokens, is_kept=is_kept), prompts))
+        return list(pool.map(lambda one: ask(url, one, tokens, is_kept=is_kept), prompts))
+
+
+def load(
+    pool: ProcessPoolExecutor, url: str, prompts: list[list[int]], streams: int, tokens: int, *,
+    is_kept: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    clients = min(_CLIENTS, streams)
+    began = time.perf_counter()
+    parts = [
+        pool.submit(ask_all, url, prompts[i::clients], -(-(streams - i) // clients), tokens,
+                    is_kept)
+        for i in range(clients)
+    ]  # fmt: skip
+    found = [one for part in parts for one in part.result()]
     seconds = time.perf_counter() - began
     gaps = sorted(gap for _, own in found for gap in own)
     return {
         "tokens_per_second": round(sum(count for count, _ in found) / seconds, 1),
+        "seconds": round(seconds, 1),
         "per_token_ms": {
             "median": round(gaps[len(gaps) // 2], 3), "p99": round(gaps[int(0.99 * len(gaps))], 3),
             "longest": round(gaps[-1], 3),
@@ -93,33 +119,52 @@ def load(url: str, prompts: list[list[int]], streams: int, tokens: int, *, is_ke
     }  # fmt: skip
 
 
-def measure(url: str, folder: Path, given: argparse.Namespace) -> None:
+def enough(prompts: Iterator[list[int]]) -> list[list[int]]:
+    """As many as learning starts with, half as many again; a hash holds some of them out."""
+    kept: list[list[int]] = []
+    counts = {False: 0, True: 0}
+    while counts[False] < 1.5 * FEWEST_TEXTS or counts[True] < 1.5 * FEWEST:
+        kept.append(next(prompts))
+        text = Text(id="", prompt=kept[-1], answer=[], kind="", time=0.0, finish_reason="length")
+        counts[text.is_heldout] += 1
+    return kept
+
+
+def measure(pool: ProcessPoolExecutor, url: str, folder: Path, given: argparse.Namespace) -> None:
     draw = random.Random(0)
-
-    def prompts(number: int) -> list[list[int]]:
-        return [draw.choices(range(2, given.vocab), k=given.prompt) for _ in range(number)]
-
-    asked = {streams: prompts(max(4, given.rounds * streams)) for streams in given.streams}
-    for name in ("warm-up", "not learning", "not learning"):
-        report(name, url, asked, given)
-    load(url, prompts(_KEPT), max(given.streams), given.answer // 2, is_kept=True)
+    prompts = iter(lambda: draw.choices(range(2, given.vocab), k=given.prompt), None)
+    asked = {
+        streams: list(itertools.islice(prompts, max(8, given.rounds * streams)))
+        for streams in given.streams
+    }
+    for streams, own in asked.items():
+        load(pool, url, own[: max(4, streams)], streams, given.answer)  # warms up
+    for _ in range(2):
+        report("not learning", pool, url, asked, given)
+    texts = enough(prompts)
+    load(pool, url, texts, max(given.streams), given.answer // 2, is_kept=True)
     status, began = folder / "status.json", time.monotonic()
     while json.loads(status.read_text())["steps"] < _FEWEST_STEPS:
         if time.monotonic() - began > given.wait:
             raise SystemExit(f"no {_FEWEST_STEPS} steps in {given.wait} s: {status.read_text()}")
         time.sleep(0.5)
-    for name in ("learning", "learning"):
-        report(name, url, asked, given)
+    waited = round(time.monotonic() - began, 1)
+    print(json.dumps({"texts": len(texts), "first_steps_seconds": waited}), flush=True)
+    for _ in range(2):
+        report("learning", pool, url, asked, given)
+    time.sleep(_STATUS_SECONDS)
     found = json.loads(status.read_text())
     kept = ("steps", "seconds", "checks", "swaps", "rollbacks", "failures", "share", "state")
     print(json.dumps({"learner": {key: found[key] for key in kept}}), flush=True)
 
 
-def report(name: str, url: str, asked: dict[int, Any], given: argparse.Namespace) -> None:
+def report(
+    name: str, pool: ProcessPoolExecutor, url: str, asked: dict[int, Any],
+    given: argparse.Namespace,
+) -> None:  # fmt: skip
     for streams, own in asked.items():
-        found = load(url, own, streams, given.answer, is_kept=False)
-        if name != "warm-up":
-            print(json.dumps({"state": name, "streams": streams, **found}), flush=True)
+        found = load(pool, url, own, streams, given.answer)
+        print(json.dumps({"state": name, "streams": streams, **found}), flush=True)
 
 
 def main() -> None:
@@ -129,16 +174,18 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.1)
     parser.add_argument("--prompt", type=int, default=200)
     parser.add_argument("--answer", type=int, default=240)
-    parser.add_argument("--rounds", type=int, default=1, help="requests of a stream in a load")
+    parser.add_argument("--rounds", type=int, default=5, help="requests of a stream in a load")
     parser.add_argument("--vocab", type=int, default=40000, help="prompts are drawn from so many")
-    parser.add_argument("--wait", type=float, default=60.0, help="seconds for the first steps")
+    parser.add_argument("--wait", type=float, default=90.0, help="seconds for the first steps")
     parser.add_argument("--flags", default="", help="more options of the server")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "learn"
         process, url = started(given.model, folder, given)
         try:
-            measure(url, folder, given)
+            spawn = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(_CLIENTS, mp_context=spawn) as pool:
+                measure(pool, url, folder, given)
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(60)

@@ -110,6 +110,7 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=70)
+    parser.add_argument("--kv-gib", type=int, default=16, help="of each engine, for K/V")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json")
     given = parser.parse_args()
@@ -121,7 +122,7 @@ def main() -> None:
         engines[name] = Engine(
             given.model, speculate=given.speculate, max_running_requests=max(counts),
             draft_vocab=texts.listed, draft_vocab_own=own, prefix_caching=False,
-            device=given.device, kernels="on", memory_fraction=0.4,
+            device=given.device, kernels="on", kv_bytes=given.kv_gib << 30,
             dtype="auto" if given.device == "cuda" else "float32",
             max_model_len=given.prompt + given.answer + 64,
         )  # fmt: skip

@@ -5,8 +5,10 @@ PYTHONPATH=. python3 benchmarks/host_rounds.py MODEL [--requests 8,128] [--kinds
 
 MODEL is a small calibrated checkpoint with a tokenizer (`headstart calibrate --tokenizer demo`).
 Requests decode in device rounds whose device is a stub: every round drafts three tokens and emits
-them, or those of a text that fits the grammar. Masks, log-probabilities, texts and counters are the
-engine's own, prompts are one token. Milliseconds of a step are medians; beside an H200 they are
+them, or those of a text that fits the grammar. With `json_any` and `tools_any` drafts are tokens at
+random and one token that fits is emitted, as a calibrated checkpoint does, which knows nothing of
+JSON. Masks, log-probabilities, texts and counters are the engine's own, prompts are one token.
+Milliseconds of a step are processor time of all threads, median and mean; beside an H200 they are
 hidden as long as they are less than a round takes. The last line is one JSON document.
 """
 
@@ -42,15 +44,16 @@ from headstart.server.grammars.compiler import GrammarCompiler
 DRAFTS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
-    "tools": {},
+    "tools": {}, "json_any": {}, "tools_any": {},
 }  # fmt: skip
 GRAMMARS = {"json": "JSON schema", "tools": "tools"}
+ANY = "_any"  # the end of a kind whose texts are tokens at random that fit
 
 
 class QuickRounds(DeviceRounds):
     """Requests follow texts: each the one that it was given, from its beginning, over and over."""
 
-    def __init__(self, requests: int, vocab: int, text: Sequence[int]):
+    def __init__(self, requests: int, vocab: int, text: Sequence[int], *, is_any: bool):
         self.sizes = RoundSizes(
             max_requests=requests, max_drafts=DRAFTS, num_drafts=DRAFTS, max_tokens=1 << 20
         )
@@ -65,6 +68,8 @@ class QuickRounds(DeviceRounds):
         self._values = -torch.rand(rows, 21, generator=draw)
         self._ids = torch.randint(0, vocab, (rows, 20), generator=draw, dtype=torch.int32)
         self._waiting: tuple[LaunchedRound, list[list[int]]] | None = None
+        self._draw = random.Random(0) if is_any else None
+        self.seconds = 0.0  # for what a device would do
 
     def why_not(self, params: SamplingParams) -> str | None:
         return None
@@ -105,8 +110,11 @@ class QuickRounds(DeviceRounds):
         pass
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
-        following = []
+        started, following = time.thread_time(), []
         for index, at in enumerate(self._places):
+            if self._draw is not None:
+                following.append(self._draw.choices(range(10, 40000), k=DRAFTS + 1))
+                continue
             own = [self._text[(at + i) % len(self._text)] for i in range(DRAFTS + 1)]
             self._places[index] = at + DRAFTS + 1
             following.append(own)
@@ -114,12 +122,13 @@ class QuickRounds(DeviceRounds):
         self._waiting = launched, following
         if not any(self._grammars):
             self._end()
+        self.seconds += time.thread_time() - started
         return launched
 
     def _end(self) -> None:
         assert self._waiting is not None
         (launched, made), self._waiting = self._waiting, None
-        emitted = torch.tensor([[len(own), *own] for own in made])
+        emitted = torch.tensor([[len(own), *own, *[0] * (DRAFTS + 1 - len(own))] for own in made])
         is_told = any(top is not None for top in self._tops)
         launched.copy_out(emitted, self._told(len(made) * (DRAFTS + 1)) if is_told else None)
 
@@ -135,7 +144,15 @@ class QuickRounds(DeviceRounds):
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         if masks:
             self._copies.copy(masks, DRAFTS + 1, count=self.sizes.max_requests)
+        started = time.thread_time()
+        if self._draw is not None and self._waiting is not None:
+            own = self._waiting[1]
+            for index, (first, *_) in masks.items():
+                assert first is not None
+                fitting = np.flatnonzero(np.unpackbits(first.view(np.uint8), bitorder="little"))
+                own[index] = [int(self._draw.choice(fitting))]
         self._end()
+        self.seconds += time.thread_time() - started
 
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         raise AssertionError("there is memory")
@@ -157,10 +174,10 @@ def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -
     """Steps while all requests decode."""
     vocab, tokenizer = engine.model.config.vocab, engine.prompts.tokenizer
     text, spec = random.Random(0).choices(range(10, 40000), k=400), None
-    if kind in GRAMMARS:
-        spec, words = cases()[GRAMMARS[kind]]
+    if (grammar_kind := kind.removesuffix(ANY)) in GRAMMARS:
+        spec, words = cases()[GRAMMARS[grammar_kind]]
         text = tokenizer.encode(words, add_special_tokens=False)
-    rounds = QuickRounds(count, vocab, text)
+    rounds = QuickRounds(count, vocab, text, is_any=kind.endswith(ANY))
     engine.loop.rounds = Rounds(rounds, engine.pool)
     most = 1 + (given.rounds + 8) * (DRAFTS + 1)
     if spec is not None:
@@ -174,17 +191,18 @@ def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -
     engine.step()
     profile, seconds = cProfile.Profile(time.process_time), []
     while engine.has_work:
-        started = time.process_time()
+        started = time.process_time() - rounds.seconds
         if given.profile:
             profile.enable()
         updates = engine.step()
         profile.disable()
         if len(engine.loop.rounds.requests) == count and not any(u.finish_reason for u in updates):
-            seconds.append(time.process_time() - started)
+            seconds.append(time.process_time() - rounds.seconds - started)
     if given.profile:
         pstats.Stats(profile).sort_stats("tottime").print_stats(28)
     row = {"kind": kind, "requests": count, "rounds": len(seconds)}
-    return {**row, "step_ms": round(1e3 * statistics.median(seconds), 3)}
+    mean, median = statistics.fmean(seconds), statistics.median(seconds)
+    return {**row, "step_ms": round(1e3 * median, 3), "mean_ms": round(1e3 * mean, 3)}
 
 
 def main() -> None:
@@ -196,6 +214,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
     counts = [int(number) for number in given.requests.split(",")]
+    torch.set_num_threads(1)  # threads that wait for the next product count as work
     engine = Engine(
         given.model, speculate=0, max_running_requests=max(counts), device="cpu",
         kv_bytes=1 << 28, prefix_caching=False, kernels="off",

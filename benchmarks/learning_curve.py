@@ -7,9 +7,10 @@ A server with `--learn` answers requests of three kinds (learning_kinds.py), wit
 so that nothing is learned yet, and is stopped. Started again, it has no traffic for `--minutes`, in
 which the head learns and is swapped. Before and after, the server answers other requests of these
 kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing is kept of these.
-The curve between is the simulator's, on the same answers, for every head that served.
-`--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve` and
-`--only learn` do the two halves by themselves: the first needs no quiet machine.
+The curve between is the simulator's, on the same answers, for up to eight of the heads that served.
+`--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve`, `--only
+learn` and `--only report` do these parts by themselves: only the second needs a quiet machine, and
+the first goes on where an earlier one ended if `--served` or `--num-base` have become larger.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from learning_kinds import Asked, requests
 from learning_report import MT_BENCH, write
-from learning_server import Answered, Server, cpu_name, lengths
+from learning_server import Answered, Server, cpu_name, gains, lengths
 
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
@@ -36,21 +37,25 @@ from headstart.demo.unpacked import ready
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
+_MOST_WALKED = 8  # heads of the curve
+_PART = 96  # requests after which it is written down how many were served
 
 
 def make_base(model: Path, prompts: Path, out: Path, number: int, max_tokens: int) -> None:
     """The model's answers to prompts of other kinds, as the first tuning had them.
 
-    A fifth are prompts that the first tuning held out, and are held out here.
+    A fifth, 200 at most, are prompts that the first tuning held out, and are held out here.
     """
-    if (out / "dataset.json").is_file():
-        return
     some, parts = out.with_suffix(".jsonl"), dict[bool, list[str]]({False: [], True: []})
     with open(prompts, encoding="utf-8") as file:
         for line in file:
             sha = prompt_sha(json.loads(line)["messages"])
             parts[is_heldout(sha, _HELDOUT)].append(line)
-    some.write_text("".join(parts[False][: number * 4 // 5] + parts[True][: number // 5]))
+    num_heldout = min(200, number // 5)
+    wanted = "".join(parts[False][: number - num_heldout] + parts[True][:num_heldout])
+    if (out / "dataset.json").is_file() and some.read_text() == wanted:
+        return
+    some.write_text(wanted)
     command = python_command(
         "headstart", "distill", str(model), "--prompts", str(some), "--out", str(out),
         "--max-tokens", str(max_tokens), "--keep-truncated", "--heldout", str(_HELDOUT),
@@ -83,7 +88,7 @@ def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> l
     from headstart.learn.texts import Text
     from headstart.learn.training import HeadTraining
 
-    options = learning_options({}, device="cpu", dtype="float32")
+    options = learning_options({}, device="cpu", dtype="auto")
     training = HeadTraining(open_runnable(model, ""), None, options, state_bytes=1 << 30)
     records = [
         Text(
@@ -115,65 +120,101 @@ def serve(arguments: argparse.Namespace) -> None:
     """The first half: answers before anything was learned, and those to learn from."""
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    model, folder = ready(), work / "learn"
-    shutil.rmtree(folder, ignore_errors=True)
+    model, folder, known = ready(), work / "learn", work / "before.json"
     served, measured = asked(arguments)
     make_base(model, arguments.prompts, work / "base", arguments.num_base, arguments.max_tokens)
+    if known.is_file():
+        found = json.loads(known.read_text())
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        found = {"served": 0, "traffic_seconds": 0.0, "before": []}
     flags = [*arguments.flags.split(), "--learn-share", "0"]
     server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
-        started = time.time()
-        server.ask_all(served, arguments.max_tokens, is_kept=True)
-        traffic = time.time() - started
-        print(f"served {len(served)} requests in {traffic:.0f} s", flush=True)
-        before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
-        print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+        if len(found["before"]) != len(measured):
+            before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+            print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
+            found["before"] = [asdict(answer) for answer in before]
+            known.write_text(json.dumps(found))
+        while found["served"] < len(served):
+            part = served[found["served"] :][:_PART]
+            started = time.time()
+            server.ask_all(part, arguments.max_tokens, is_kept=True)
+            found["served"] += len(part)
+            found["traffic_seconds"] += time.time() - started
+            known.write_text(json.dumps(found))
+            print(f"served {found['served']} requests", flush=True)
     finally:
         server.stop()
-    found = {"traffic_seconds": traffic, "before": [asdict(answer) for answer in before]}
-    (work / "before.json").write_text(json.dumps(found))
 
 
-def learn(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The second half: learning without traffic, and the same answers again."""
+def learn(arguments: argparse.Namespace) -> None:
+    """The second half: learning without traffic, and the same requests again.
+
+    They are answered by a server that learns nothing any more.
+    """
     work: Path = arguments.work
     model, folder, seen = ready(), work / "learn", work / "seen"
     shutil.rmtree(seen, ignore_errors=True)
     seen.mkdir()
-    served, measured = asked(arguments)
-    found = json.loads((work / "before.json").read_text())
-    before, traffic = [Answered(**each) for each in found["before"]], found["traffic_seconds"]
-    server = Server(model, folder, work / "base", work / "server.log", arguments.flags.split())
+    _, measured = asked(arguments)
+    parts = (model, folder, work / "base", work / "server.log")
+    flags = arguments.flags.split()
+    server = Server(*parts, flags)
     try:
         swaps = watch(folder, seen, arguments.minutes)
-        after = server.ask_all(measured, arguments.max_tokens, is_kept=False)
-        print("after:", {k: round(v, 3) for k, v in lengths(after).items()}, flush=True)
     finally:
         server.stop()
-    start = folder / "heads" / "start"
-    curve = walked(model, [start, *(seen / swap["name"] for swap in swaps)], before)
-    points = [{"minutes": 0.0, "head": "start", **curve[0]}]
-    points += [
-        {"minutes": swap["minutes"], "head": swap["name"], **found}
-        for swap, found in zip(swaps, curve[1:], strict=True)
-    ]
     status = json.loads((folder / "status.json").read_text())
+    server = Server(*parts, [*flags, "--learn-share", "0"])
+    try:
+        after = server.ask_all(measured, arguments.max_tokens, is_kept=False)
+    finally:
+        server.stop()
+    print("after:", {k: round(v, 3) for k, v in lengths(after).items()}, flush=True)
+    kept = {"swaps": swaps, "status": status, "after": [asdict(answer) for answer in after]}
+    (work / "after.json").write_text(json.dumps(kept))
+
+
+def report(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What the two halves found, and the curve between them."""
+    work: Path = arguments.work
+    found, learned = (json.loads((work / f"{n}.json").read_text()) for n in ("before", "after"))
+    before, after = (
+        [Answered(**each) for each in part] for part in (found["before"], learned["after"])
+    )
+    print(json.dumps(gains(before, after), indent=1), flush=True)
+    swaps, status = spread(learned["swaps"]), learned["status"]
+    heads = [work / "learn" / "heads" / "start", *(work / "seen" / s["name"] for s in swaps)]
+    minutes = [0.0, *(swap["minutes"] for swap in swaps)]
+    curve = walked(ready(), heads, before)
+    points = [
+        {"minutes": at, "head": head.name, **each}
+        for at, head, each in zip(minutes, heads, curve, strict=True)
+    ]
     return {
-        "minutes": arguments.minutes, "served": len(served), "measured": len(measured),
-        "max_tokens": arguments.max_tokens, "traffic_seconds": traffic,
+        "minutes": arguments.minutes, "served": found["served"], "measured": len(before),
+        "max_tokens": arguments.max_tokens, "traffic_seconds": found["traffic_seconds"],
         "base": Dataset.open(work / "base").header.counts,
         "same_texts": sum(a.answer == b.answer for a, b in zip(before, after, strict=True)),
-        "before": lengths(before), "after": lengths(after), "curve": points,
+        "before": lengths(before), "after": lengths(after), "gains": gains(before, after),
+        "curve": points, "swaps": learned["swaps"], "checks": status["curve"],
         "learner": {k: status[k] for k in ("steps", "seconds", "trained_tokens", "checks", "swaps",
                                            "rollbacks", "train", "heldout")},
         "cpu": cpu_name(), "cores": os.cpu_count(), "python": sys.version.split()[0],
         "command": "python benchmarks/learning_curve.py " + " ".join(
             f"--{k.replace('_', '-')} {v}" for k, v in (
                 ("served", arguments.served), ("measured", arguments.measured),
-                ("num_questions", arguments.num_questions), ("max_tokens", arguments.max_tokens),
-                ("minutes", f"{arguments.minutes:g}"))
+                ("num_questions", arguments.num_questions), ("num_base", arguments.num_base),
+                ("max_tokens", arguments.max_tokens), ("minutes", f"{arguments.minutes:g}"))
         ),
     }  # fmt: skip
+
+
+def spread(swaps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Some of many, the last among them: the simulator takes a minute for each."""
+    step = -(-len(swaps) // _MOST_WALKED) or 1
+    return swaps[::-1][::step][::-1]
 
 
 def main() -> None:
@@ -187,15 +228,14 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--flags", default="--weights int8", help="more options of the server")
-    parser.add_argument("--only", choices=("serve", "learn"), help="half of it")
+    parser.add_argument("--only", choices=("serve", "learn", "report"), help="a part of it")
     arguments = parser.parse_args()
-    if arguments.only != "learn":
+    if arguments.only in (None, "serve"):
         serve(arguments)
-    if arguments.only == "serve":
-        return
-    result = learn(arguments)
-    write(result, arguments.out)
-    print(json.dumps({"before": result["before"], "after": result["after"]}))
+    if arguments.only in (None, "learn"):
+        learn(arguments)
+    if arguments.only in (None, "report"):
+        write(report(arguments), arguments.out)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """Requests of three kinds that the demo's head is weak at, made of documentation texts.
 
 Each passage (a paragraph of English prose in an HTML file) is used once: for one kind, and either
-served or measured. The texts of the results page came from four Debian 12 packages:
+served or measured. Manuals repeat themselves, so nothing is measured that shares more than a fifth
+of its runs of eight words with what is served. The texts of the third results page came from five
+Debian 12 packages, 8363 passages (those of the first from all but the last):
 
-    apt-get download debian-handbook debian-faq developers-reference debian-history
+    apt-get download debian-handbook debian-faq developers-reference debian-history \\
+        postgresql-doc-15
     for package in *.deb; do dpkg-deb -x $package texts; done
 """
 
@@ -65,18 +68,33 @@ def passages(texts: Path) -> list[str]:
 
 
 def requests(texts: Path, *, served: int, measured: int) -> tuple[list[Asked], list[Asked]]:
-    """So many of each kind to serve, and to measure on."""
+    """So many of each kind to serve, and at most so many to measure on."""
     found = passages(texts)
     needed = (served + measured) * len(KINDS)
     if len(found) < needed:
         raise SystemExit(f"{texts} has {len(found)} passages; {needed} are needed.")
-    asked = [
-        Asked(kind, form.format(found.pop()))
-        for _ in range(served + measured)
-        for kind, form in KINDS.items()
-    ]
+    chosen = [found.pop() for _ in range(needed)]
     cut = measured * len(KINDS)
-    return asked[cut:], asked[:cut]
+    known = set[str]().union(*map(_runs, chosen[cut:]))
+    forms = [*KINDS.items()]
+    parts: tuple[list[Asked], list[Asked]] = ([], [])
+    for number, passage in enumerate(chosen):
+        kind, form = forms[number % len(forms)]
+        is_measured = number < cut
+        if not is_measured or is_new(passage, known):
+            parts[is_measured].append(Asked(kind, form.format(passage)))
+    return parts
+
+
+def is_new(passage: str, known: set[str]) -> bool:
+    """Whether hardly any of its runs of words are among the known ones."""
+    own = _runs(passage)
+    return len(own & known) <= 0.2 * len(own)
+
+
+def _runs(text: str) -> set[str]:
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[at : at + 8]) for at in range(len(words) - 7)}
 
 
 def _is_english(text: str) -> bool:

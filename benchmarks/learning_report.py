@@ -24,8 +24,11 @@ def write(result: dict[str, Any], out: Path) -> None:
         {k: [(p["minutes"], p[k]) for p in result["curve"]] for k in kinds},
         "minutes of learning", "acceptance length",
     )  # fmt: skip
-    rows = [[k, result["before"][k], result["after"][k], _gain(result, k)] for k in kinds]
-    page.table(["kind", "before", "after", "gain"], rows)
+    rows = [
+        [k, result["before"][k], result["after"][k], _gain(result, k), _range(result, k)]
+        for k in kinds
+    ]
+    page.table(["kind", "before", "after", "gain", "90 % certain of"], rows)
     page.json("result", result)
     page.write(out.with_suffix(".html"))
     lines = [
@@ -41,10 +44,12 @@ def write(result: dict[str, Any], out: Path) -> None:
         f"{result['same_texts']} of {result['measured']} identical.", "",
         f"`{result['command']}`", "",
         "## As the server counted, before and after", "",
-        "| kind | before | after | gain |", "|---|---|---|---|",
-        *(f"| {k} | {result['before'][k]:.3f} | {result['after'][k]:.3f} | {_gain(result, k)} |"
-          for k in kinds), "",
-        "## Curve: the simulator on the same answers, for every head that served", "",
+        "| kind | answers | rounds before | before | after | gain | 90 % certain of |",
+        "|---|---|---|---|---|---|---|",
+        *(f"| {k} | {result['gains'][k]['answers']} | {result['gains'][k]['rounds_before']} | "
+          f"{result['before'][k]:.3f} | {result['after'][k]:.3f} | {_gain(result, k)} | "
+          f"{_range(result, k)} |" for k in kinds), "",
+        "## Curve: the simulator on the same answers, for up to eight of the heads that served", "",
         f"| minutes | head | {' | '.join(kinds)} |", "|---" * (2 + len(kinds)) + "|",
         *(f"| {p['minutes']:.1f} | {p['head']} | " + " | ".join(f"{p[k]:.3f}" for k in kinds) + " |"
           for p in result["curve"]), "",
@@ -54,3 +59,8 @@ def write(result: dict[str, Any], out: Path) -> None:
 
 def _gain(result: dict[str, Any], kind: str) -> str:
     return f"{result['after'][kind] / result['before'][kind] - 1:+.1%}"
+
+
+def _range(result: dict[str, Any], kind: str) -> str:
+    found = result["gains"][kind]
+    return f"{found['low']:+.1%} to {found['high']:+.1%}"

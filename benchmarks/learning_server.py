@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from learning_kinds import Asked
 
+from headstart.learn.certainty import Walked, compare
 from headstart.processes import python_command
 
 _AT_ONCE = 16
@@ -66,10 +68,12 @@ class Server:
             print(line.rstrip(), flush=True)
 
     def ask(self, asked: Asked, max_tokens: int, *, is_kept: bool) -> Answered:
+        """With three drafts a round where acceptance is counted; to learn from, texts are enough,
+        and with many requests at once drafts cost a CPU more than they bring."""
         body = {
             "model": "default", "messages": [{"role": "user", "content": asked.text}],
             "temperature": 0, "max_tokens": max_tokens, "return_token_ids": True,
-            "headstart": {"learn": is_kept, "statistics": True, "speculate": 3},
+            "headstart": {"learn": is_kept, "statistics": True, "speculate": 0 if is_kept else 3},
         }  # fmt: skip
         found = _HTTP.post(f"{self.url}/v1/chat/completions", json=body).raise_for_status().json()
         choice, stats = found["choices"][0], found["headstart"]["statistics"]
@@ -94,6 +98,23 @@ def lengths(answers: Sequence[Answered]) -> dict[str, float]:
         own = [answer for answer in answers if answer.kind == kind]
         rounds = sum(answer.rounds for answer in own)
         result[kind] = 1 + sum(answer.accepted for answer in own) / rounds
+    return result
+
+
+def gains(before: Sequence[Answered], after: Sequence[Answered]) -> dict[str, Any]:
+    """Of each kind, with the lowest and highest to expect (90 %), answers being paired."""
+    result = {}
+    for kind in dict.fromkeys(answer.kind for answer in before):
+        parts = [
+            [Walked(kind, a.rounds, a.rounds + a.accepted) for a in part if a.kind == kind]
+            for part in (before, after)
+        ]
+        found = compare(*parts)
+        rounds = sum(each.rounds for each in parts[0])
+        result[kind] = {
+            "gain": found.value, "low": found.low, "high": found.high,
+            "answers": found.answers, "rounds_before": rounds,
+        }  # fmt: skip
     return result
 
 

@@ -16,11 +16,11 @@ from headstart.checkpoint.values import load
 from headstart.heads.export import plan_export
 from headstart.heads.formats import head_in, open_head, open_model
 from headstart.heads.formats.vllm import COUNT, KEY, PLUGIN, PLUGIN_TYPE, STOCK, overrides
+from headstart.vllm_plugin.settings import WORKER
+from headstart.vllm_plugin.swap import EXTENSION
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 from versus.quick_checkpoints import write_quickly
-
-WORKER = "headstart.vllm_plugin.collect.Worker"
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Scale:
     active: int
     prompt: int
     answer: int
-    requests: tuple[int, ...]
+    requests: dict[str, tuple[int, ...]]  # by case
     swap_requests: int
     swap_tokens: int
-    memory: float
+    memory: float  # of the GPU that has to be free when vLLM starts
     engine: dict[str, Any] = field(default_factory=dict)  # what vLLM is told beside
     drafts: int = 3
     rate: float = 0.8
@@ -46,16 +46,28 @@ class Scale:
 
 WHOLE = Scale(
     shapes={"vocab": "mimo-7b", "graft": "qwen3-8b"}, active=32000, prompt=256, answer=500,
-    requests=(1, 16, 80), swap_requests=16, swap_tokens=900, memory=0.15,
-    # Several engines start at once, so none of them can measure what is free.
-    engine={"kv_cache_memory_bytes": 10 * 2**30, "max_num_batched_tokens": 8192},
+    requests={"vocab": (1, 16, 80), "graft": (1, 16)}, swap_requests=16, swap_tokens=1500,
+    memory=0.05,
+    engine={
+        # Several engines start at once, so none of them can measure what is free.
+        "kv_cache_memory_bytes": 10 * 2**30, "max_num_batched_tokens": 8192,
+        # Fewer sizes than vLLM would capture: for drafts of up to 80 requests all of them, for
+        # passes of the target, of 4 tokens each, those that differ by 8 requests.
+        "compilation_config": {"cudagraph_capture_sizes": [
+            1, 2, 4, *range(8, 81, 8), *range(96, 321, 32),
+        ]},
+    },
 )  # fmt: skip
 _TINY = "layers=2,hidden=128,vocab=400,intermediate=128,heads=4,kv_heads=2,head_dim=32"
 SMALL = Scale(
     shapes={"vocab": f"mimo-7b,{_TINY}", "graft": f"qwen3-8b,{_TINY}"}, active=24, prompt=16,
-    answer=24, requests=(1, 2), swap_requests=2, swap_tokens=120, memory=0.1,
-    engine={"enforce_eager": True, "max_num_batched_tokens": 512},
+    answer=24, requests={"vocab": (1, 2), "graft": (1, 2)}, swap_requests=2, swap_tokens=120,
+    memory=0.1, engine={"max_num_batched_tokens": 512},
 )  # fmt: skip
+# To try the program: vLLM's CPU build compiles nothing here; a GPU's captures as it does at scale.
+SMALL_ENGINE: dict[bool, dict[str, Any]] = {
+    False: {"enforce_eager": True}, True: {"kv_cache_memory_bytes": 2**30},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,9 @@ class Variant:
 class Case:
     name: str
     variants: Callable[[Scale, Path, Path], dict[str, Variant]]
-    collecting: str = ""  # the variant that collects and takes another head
+    turns: tuple[tuple[str, ...], ...]  # variants that are measured in turns, group after group
+    swapping: str = ""  # the variant that takes another head, when the first group is done
+    collecting: str = ""
     has_head_apart: bool = False
 
     def model(self, models: Path) -> Path:
@@ -125,7 +139,7 @@ def _vocab_variants(scale: Scale, models: Path, work: Path) -> dict[str, Variant
     collecting = plugin(collect=str(work / "collected"))
     return {
         "stock": Variant(model, {"speculative_config": spec}, has_plugin=False),
-        "vocab": Variant(model, plugin()),
+        "vocab": Variant(model, {**plugin(), "worker_extension_cls": EXTENSION}),
         "int8": Variant(model, plugin(draft_rows="int8")),
         "collect": Variant(model, {**collecting, "worker_cls": WORKER}),
     }
@@ -170,6 +184,11 @@ def _graft_variants(scale: Scale, models: Path, work: Path) -> dict[str, Variant
     }
 
 
-VOCAB = Case("vocab", _vocab_variants, collecting="collect")
-GRAFT = Case("graft", _graft_variants, has_head_apart=True)
+VOCAB = Case(
+    "vocab", _vocab_variants, turns=(("stock", "vocab", "int8"), ("vocab", "collect")),
+    swapping="vocab", collecting="collect",
+)  # fmt: skip
+GRAFT = Case(
+    "graft", _graft_variants, turns=(("stock-class", "own-class"),), has_head_apart=True
+)  # fmt: skip
 CASES = {case.name: case for case in (VOCAB, GRAFT)}

@@ -39,11 +39,12 @@ class SwapsHead:
     device: torch.device
     head: MTPHead | None
     draft_vocabs: dict[str, DraftVocabRows]
+    _swap_stream: torch.cuda.Stream | None = None
 
     def prepare_head(self, folder: Path) -> PreparedHead:
         """Load a head, and check that it can take the running one's place; safe in any thread."""
         # Not in inference mode: several threads fill what is made here.
-        with torch.no_grad(), beside_rounds(), _own_stream(self.device):
+        with torch.no_grad(), beside_rounds(), self._own_stream():
             new = build_another_head(self.model, folder)
             self.hold_head(new)
             assert self.head is not None
@@ -63,6 +64,27 @@ class SwapsHead:
                 if value.is_cuda:  # it was made on another stream, and is given back after this
                     value.record_stream(torch.cuda.current_stream(value.device))
         self.head_swapped()
+
+    @contextmanager
+    def _own_stream(self) -> Iterator[None]:
+        """On a GPU by a stream of its own: rounds of the engine's thread do not wait for it.
+
+        Always the same one: memory that the head before left is given to work of its stream.
+        """
+        if self.device.type != "cuda":
+            yield
+            return
+        if self._swap_stream is None:
+            self._swap_stream = torch.cuda.Stream(self.device)
+        try:
+            with torch.cuda.stream(self._swap_stream):
+                yield
+                self._swap_stream.synchronize()
+        except torch.cuda.OutOfMemoryError as error:
+            raise EngineError(
+                "there is no room on the GPU for a second head beside the running one. Start the "
+                "engine with a lower memory_fraction."
+            ) from error
 
     def hold_head(self, head: MTPHead) -> None:
         """Give a loaded head the form that this backend computes with."""
@@ -84,21 +106,3 @@ class SwapsHead:
                 made[id(own)] = own.only_rows(known.ids)
                 self.hold_draft_rows(rows, made[id(own)])
                 yield rows, made[id(own)]
-
-
-@contextmanager
-def _own_stream(device: torch.device) -> Iterator[None]:
-    """On a GPU by a stream of its own: rounds of the engine's thread do not wait for it."""
-    if device.type != "cuda":
-        yield
-        return
-    stream = torch.cuda.Stream(device)
-    try:
-        with torch.cuda.stream(stream):
-            yield
-            stream.synchronize()
-    except torch.cuda.OutOfMemoryError as error:
-        raise EngineError(
-            "there is no room on the GPU for a second head beside the running one. Start the "
-            "engine with a lower memory_fraction."
-        ) from error

@@ -57,6 +57,16 @@ class ChainGrammar(Protocol):
         ...
 
 
+@runtime_checkable
+class BatchGrammar(Protocol):
+    """A grammar that answers for many of its kind at once."""
+
+    @staticmethod
+    def first_words(grammars: Sequence[Grammar]) -> list[np.ndarray | None]:
+        """`allowed_words` of each."""
+        ...
+
+
 class GuardedGrammar:
     """The masks of a grammar; where it fails, nothing is allowed and `error` has the reason."""
 
@@ -66,7 +76,8 @@ class GuardedGrammar:
         self._drafts: list[int] = []
         self._masks: list[TokenMask | None] = []  # after 0, 1, ... of `_drafts`
         self._is_quick = True  # whether the first of them may as well be computed once more
-        self._has_words, self.is_threaded = (False, False) if grammar is None else _kinds(grammar)
+        kinds = (False, False, False) if grammar is None else _kinds_of(type(grammar))
+        self._has_words, self.is_threaded, self._is_of_many = kinds
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.
@@ -123,6 +134,29 @@ class GuardedGrammar:
         self._masks = [None if words is None else self._mask(words) for words in found]
         self._ahead, self._drafts = None, list(drafts[: len(found) - 1])
         return True
+
+    @staticmethod
+    def find_first(guarded: Sequence[GuardedGrammar]) -> None:
+        """What may come next of each, by one call for all; where that fails they are asked later.
+
+        Then one by one, which shows whose fault it was.
+        """
+        able = [each for each in guarded if each._is_of_many and each.error is None]
+        wanting: dict[type, list[GuardedGrammar]] = {}
+        for each in able:
+            if not each._masks:
+                wanting.setdefault(type(each._grammar), []).append(each)
+        for kind, own in wanting.items():
+            try:
+                asked = [cast(Grammar, each._grammar) for each in own]
+                found = cast(BatchGrammar, kind).first_words(asked)
+                pairs = list(zip(own, found, strict=True))
+                if not all(words is None or each._are_words(words) for each, words in pairs):
+                    continue
+            except Exception:
+                continue
+            for each, words in pairs:
+                each._masks = [None if words is None else each._mask(words)]
 
     def _are_words(self, words: np.ndarray) -> bool:
         return words.dtype == np.int32 and words.shape == (num_words(self._num_tokens),)
@@ -222,14 +256,12 @@ class GuardedGrammar:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
 
 
-def _kinds(grammar: Grammar) -> tuple[bool, bool]:
-    """Whether it has words, and whether it looks ahead by itself, in any thread."""
-    return _kinds_of(type(grammar))
-
-
 @lru_cache(maxsize=64)  # a copy is made in every round, and asking a protocol takes long
-def _kinds_of(kind: type) -> tuple[bool, bool]:
-    return issubclass(kind, WordGrammar), issubclass(kind, ChainGrammar)
+def _kinds_of(kind: type) -> tuple[bool, bool, bool]:
+    """Whether it has words, looks ahead by itself, in any thread, and answers for many."""
+    protocols = WordGrammar, ChainGrammar, BatchGrammar
+    has_words, is_threaded, is_of_many = (issubclass(kind, each) for each in protocols)
+    return has_words, is_threaded, is_of_many
 
 
 def _copied(mask: torch.Tensor) -> torch.Tensor:

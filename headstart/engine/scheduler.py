@@ -24,6 +24,7 @@ _AGING_STEPS = 256
 # A prompt that goes on in a later pass is cut at multiples of so many rows, where passes are large:
 # libraries make a plan for every shape that they meet, so the shapes of chunks should come again.
 _CUT = 2048
+_WORTH_WAITING = 256  # tokens that another request reads, for which a step of waiting is worth it
 
 
 @dataclass(frozen=True)
@@ -231,6 +232,8 @@ class Scheduler:
                 hit = self.states.begin(request, hit or [])
             if hit is None:
                 return
+            if self._is_being_read(request, len(hit) * self.pool.block_size):
+                continue
             self.pool.take(hit)
             request.blocks = list(hit)
             request.num_computed = request.num_cached = len(hit) * self.pool.block_size
@@ -248,6 +251,23 @@ class Scheduler:
             self.running.append(request)
             works[request.id] = _work(request, rows)
             budget -= rows
+
+    def _is_being_read(self, request: Request, found: int) -> bool:
+        """Whether a running request reads most of what this one lacks, which is cached then.
+
+        Requests that begin together with one long prefix would all read it otherwise.
+        """
+        if not self.pool.is_caching or self.states is not None or request.is_scoring:
+            return False
+        left = len(request.tokens) - found
+        for other in self.running if left > _WORTH_WAITING else ():
+            others = len(other.tokens) - other.num_computed
+            if others <= 1 or other.cache_root != request.cache_root:  # it generates
+                continue
+            shared = self.pool.num_shared(request.tokens, other.tokens) - found
+            if shared >= max(_WORTH_WAITING, left / 2, others / 2):
+                return True
+        return False
 
     def register(self, request: Request, num_final: int) -> None:
         """Make blocks findable whose first `num_final` slots are final in trunk and head."""

@@ -16,7 +16,7 @@ from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
-from headstart.learn.loop import Base, LearningLoop, Tell
+from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
 from headstart.learn.store import Store
 from headstart.learn.vocabs import served_vocab
 from headstart.models.build import resolve_device
@@ -32,8 +32,7 @@ DEFAULTS: dict[str, Any] = {
     "loss": "tv", "learning_rate": 1e-3, "batch_tokens": 768, "max_len": 2048, "pack_tokens": 2048,
 }  # fmt: skip
 _OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
-_STATE_BYTES = 1 << 29
-_BASE_LIMIT = 64
+_STATE_BYTES = 1 << 30
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
@@ -79,5 +78,5 @@ def read_base(path: Path | None, checkpoint: Checkpoint) -> Base:
     dataset = Dataset.open(path)
     vocab_size = int(checkpoint.config.get("vocab_size", 0))
     dataset.header.check(tokenizer_sha=tokenizer_sha(checkpoint), vocab_size=vocab_size)
-    heldout = spread(dataset.records("heldout"), _BASE_LIMIT)
+    heldout = spread(dataset.records("heldout"), NUM_BASE)
     return Base(dataset.records("train"), heldout)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headstart.learn.certainty import Gain, Walked, compare, first_rate
+from headstart.learn.certainty import FEWEST, Gain, Walked, compare, first_rate
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -28,6 +28,9 @@ class Verdict:
     by_kind: dict[str, tuple[float, float]]  # lengths of recent answers, old and new
     first_gain: float = 0.0  # of the rate of first drafts, recent: what can be seen live
     share: float = 1.0  # of the way from the serving head to the learned one
+    learned_base: float = 0.0  # gain on what was known of the learned head itself, at a share of 1
+    # New over old lengths of recent answers, of kinds with enough of these to go by.
+    ratios: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_accepted(self) -> bool:
@@ -41,7 +44,8 @@ class Verdict:
         said = (
             f"{part}{recent.old:.3f} -> {recent.new:.3f} on {recent.answers} recent held-out "
             f"answers ({recent.value:+.1%}, 95 % certain of {recent.low:+.1%}), "
-            f"{base.old:.3f} -> {base.new:.3f} on {base.answers} of the base ({base.value:+.1%})"
+            f"{base.old:.3f} -> {base.new:.3f} on {base.answers} of the base ({base.value:+.1%}, "
+            f"with 90 % certainty {base.low:+.1%} to {base.high:+.1%})"
         )
         if not recent.is_better:
             return f"not certainly better: {said}"
@@ -53,7 +57,7 @@ class Verdict:
         return {
             "is_accepted": self.is_accepted, "reason": self.reason, "recent": asdict(self.recent),
             "base": asdict(self.base), "first_gain": self.first_gain,
-            "share": self.share,
+            "share": self.share, "learned_base": self.learned_base,
             "by_kind": {k: list(v) for k, v in self.by_kind.items()},
         }  # fmt: skip
 
@@ -67,37 +71,46 @@ class Checker:
 
     def __init__(self) -> None:
         self._serving: dict[str, Walked] = {}
-        self._learned: dict[str, Walked] = {}
+        self.learned: dict[str, Walked] = {}  # by the head that was checked last
         self._first: dict[str, Walked] = {}  # of the base
 
     def swapped(self, *, is_learned: bool) -> None:
         """Another head serves: the one that was checked last, or any other."""
-        self._serving = self._learned if is_learned else {}
+        self._serving = self.learned if is_learned else {}
+
+    def prepare(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> None:
+        """Walk what the serving head has not walked yet: once for every answer and head."""
+        records = [*recent, *base]
+        self._serving |= walk([r for r in records if r.id not in self._serving], 0.0)
 
     def check(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> Verdict:
         """Of the head nearest to the learned one that keeps what was known."""
-        records = [*recent, *base]
-        self._serving |= walk([r for r in records if r.id not in self._serving], 0.0)
+        self.prepare(recent, base, walk)
         self._first = {
             r.id: self._serving[r.id] for r in base if r.id in self._serving
         } | self._first
+        losses: list[float] = []
         for share in SHARES:
             found = dict(walk(base, share))
-            if not _gain(base, self._first, found).is_worse_by(WORST_ON_BASE):
+            on_base = _gain(base, self._first, found)
+            losses.append(on_base.value)
+            if not on_base.is_worse_by(WORST_ON_BASE):
                 break
         found |= walk(recent, share)
-        self._learned = found
-        gains = [_gain(recent, self._serving, found), _gain(base, self._first, found)]
+        self.learned = found
+        on_recent = _gain(recent, self._serving, found)
         kinds = sorted({record.category for record in recent})
-        by_kind = {}
+        by_kind, ratios = {}, {}
         for kind in kinds:
             gain = _gain([r for r in recent if r.category == kind], self._serving, found)
             by_kind[kind] = (gain.old, gain.new)
+            if gain.answers >= FEWEST:
+                ratios[kind] = gain.new / gain.old
         names = [r.id for r in recent if r.id in found and r.id in self._serving]
         before = first_rate([self._serving[name] for name in names])
         after = first_rate([found[name] for name in names])
         first_gain = after / before - 1 if before else 0.0
-        return Verdict(gains[0], gains[1], by_kind, first_gain, share)
+        return Verdict(on_recent, on_base, by_kind, first_gain, share, losses[0], ratios)
 
 
 def _gain(

@@ -16,6 +16,7 @@ from headstart.errors import HeadstartError
 from headstart.learn.certainty import FEWEST, compare
 from headstart.learn.checking import WORST_ON_BASE, Checker, Verdict
 from headstart.learn.mixing import Mix
+from headstart.learn.steering import MOST_BASE, Steering
 from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining, NotFinite
 from headstart.learn.vocabs import FILE, renewed, write_vocab
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
 
 FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
-_RECENT = 64  # held-out answers that heads are compared on, newest first
-_BASE = 64
+_RECENT = 128  # held-out answers that heads are compared on, newest first
+# Of the base, or older ones. A loss of a per cent is to be told from none (docs/lab-log.md).
+NUM_BASE = 192
 _REFRESH_SECONDS = 1.0
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
 _LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
 _WAKING = 0.1  # of the texts at rest, that must be new to learn again
-_MOST_BASE, _MORE_BASE = 0.6, 0.1  # of the tokens of a step; added where what was known suffers
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class LearningLoop:
         is served. clock: of the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
-        self._mix = Mix(base.train, base_share if base.train else 0.0)
+        self._steering = Steering(base_share if base.train else 0.0)
+        self._mix = Mix(base.train, self._steering.base_share)
         self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
         self._vocab = vocab
         self._checker = Checker()
@@ -99,6 +101,7 @@ class LearningLoop:
         else:
             self._training.serve(head)
         self._checker.swapped(is_learned=is_offered)
+        self._steering.served(is_learned=is_offered)
         self._offered, self._failures = None, 0
 
     def refused(self) -> None:
@@ -137,6 +140,7 @@ class LearningLoop:
     def _step(self) -> None:
         started = self._clock()
         rate = (self._training.options.learning_rate or 0.0) * self._rate_share
+        rate *= self._steering.rate_share
         records = self._mix.step(self._batch_tokens)
         try:
             loss = self._training.step(records, rate)
@@ -157,14 +161,19 @@ class LearningLoop:
         return self._trained_seconds >= wanted
 
     def _check(self) -> None:
-        started = self._clock()
         recent, base = self._compared()
+        self._checker.prepare(recent, base, self._training.walk)  # once, so it delays no check
+        started = self._clock()
         verdict = self._checker.check(recent, base, self._training.walk)
         self._check_seconds, self._trained_seconds = self._clock() - started, 0.0
-        self._tell("checked", {"steps": self._training.num_steps, **verdict.as_json()})
-        mix, may_protect = self._mix, self._mix.base_share < _MOST_BASE
-        if verdict.share < 1:  # what was known suffers: more of it from now on
-            mix.base_share = min(_MOST_BASE, mix.base_share + _MORE_BASE)
+        mix, may_protect = self._mix, self._mix.base_share < MOST_BASE
+        self._steering.checked(verdict)
+        mix.base_share, mix.weights = self._steering.base_share, self._steering.weights
+        self._tell("checked", {
+            "steps": self._training.num_steps, **verdict.as_json(),
+            "base_share": mix.base_share, "rate_share": self._steering.rate_share,
+            "weights": mix.weights,
+        })  # fmt: skip
         if verdict.is_accepted:
             self._offer(verdict)
         elif not (verdict.recent.is_better and may_protect):
@@ -192,7 +201,7 @@ class LearningLoop:
         recent, base = self._compared()
         new = renewed(self._vocab, [*self._train, *self._base.train])
         records = [*recent, *base]
-        old_walks = self._training.walk(records, share)
+        old_walks = self._checker.learned
         new_walks = self._training.walk_with(records, new.ids, share)
         gains = [
             compare([old_walks[r.id] for r in part if r.id in old_walks],
@@ -214,7 +223,7 @@ class LearningLoop:
         Without a base, what was known is what older texts show.
         """
         base = list(self._base.heldout) or self._heldout[:-_RECENT]
-        return self._heldout[-_RECENT:], base[:_BASE]
+        return self._heldout[-_RECENT:], base[:NUM_BASE]
 
     def _rejected(self, verdict: Verdict) -> None:
         if verdict.recent.high < 0:  # certainly worse

@@ -24,9 +24,6 @@ class Deck:
         self._records, self._rng = records, rng
         self._left: list[Record] = []
 
-    def replace(self, records: Sequence[Record]) -> None:
-        self._records, self._left = records, []
-
     def deal(self) -> Record:
         if not self._left:
             self._left = self._rng.sample(self._records, len(self._records))
@@ -37,18 +34,23 @@ class Deck:
 
 
 class Mix:
-    """Decks of the store and of the base; `base_share` of the tokens are the base's."""
+    """Decks of the store and of the base; `base_share` of the tokens are the base's.
+
+    `weights` of kinds say how much oftener than others their texts come; 1 where none is given.
+    """
 
     def __init__(self, base: Sequence[Record], base_share: float, seed: int = 0):
         self._rng = random.Random(seed)
         self.base_share = base_share
+        self.weights: dict[str, float] = {}
         self._base = Deck(base, self._rng)
-        self._all, self._new = Deck((), self._rng), Deck((), self._rng)
+        self._all: dict[str, Deck] = {}  # by kind
+        self._new: dict[str, Deck] = {}
 
     def replace(self, texts: Sequence[Record]) -> None:
         """The store's texts, oldest first."""
-        self._all.replace(texts)
-        self._new.replace(texts[int(len(texts) * (1 - NEWEST)) :])
+        self._all = self._decks(texts)
+        self._new = self._decks(texts[int(len(texts) * (1 - NEWEST)) :])
 
     def step(self, num_tokens: int) -> list[Record]:
         """Records with about `num_tokens` tokens to learn; at least one."""
@@ -56,17 +58,24 @@ class Mix:
         from_base = from_store = 0
         while from_base + from_store < num_tokens:
             is_base = len(self._base) > 0 and (
-                not len(self._all)
+                not self._all
                 or from_base < self.base_share * (from_base + from_store)
                 or (not result and self._rng.random() < self.base_share)
             )
-            if is_base:
-                deck = self._base
-            else:
-                deck = self._new if self._rng.random() < NEW_SHARE else self._all
-            record = deck.deal()
+            record = self._base.deal() if is_base else self._deal()
             result.append(record)
             learned = int(record.mask.sum())
             from_base += learned if is_base else 0
             from_store += 0 if is_base else learned
         return result
+
+    def _decks(self, texts: Sequence[Record]) -> dict[str, Deck]:
+        kinds: dict[str, list[Record]] = {}
+        for text in texts:
+            kinds.setdefault(text.category, []).append(text)
+        return {kind: Deck(own, self._rng) for kind, own in kinds.items()}
+
+    def _deal(self) -> Record:
+        decks = self._new if self._rng.random() < NEW_SHARE else self._all
+        chances = [len(deck) * self.weights.get(kind, 1.0) for kind, deck in decks.items()]
+        return self._rng.choices(list(decks.values()), chances)[0].deal()

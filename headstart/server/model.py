@@ -12,8 +12,9 @@ from typing import Any
 from headstart import __version__
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, RequestError
-from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
+from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, regex
+from headstart.server.grammars.token_grammar import TokenGrammar
 from headstart.server.options import ServerOptions, read_template
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format

@@ -28,13 +28,14 @@ class Piece(NamedTuple):
     text: str  # bytes that are no character show as a replacement mark
     spelled: str  # the text, or its bytes as numbers where they are no text, as OpenAI writes them
     is_whole: bool  # whether its bytes are whole characters
+    is_special: bool = False
 
     @classmethod
-    def of(cls, data: bytes) -> Piece:
+    def of(cls, data: bytes, *, is_special: bool = False) -> Piece:
         text = data.decode("utf-8", "replace")
         is_whole = text.encode() == data
         spelled = text if is_whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        return cls(data, list(data), text, spelled, is_whole)
+        return cls(data, list(data), text, spelled, is_whole, is_special)
 
 
 class Pieces:
@@ -49,7 +50,7 @@ class Pieces:
         self.of = lru_cache(maxsize=1 << 16)(self._piece)  # most are asked for again and again
 
     def _piece(self, token: int) -> Piece:
-        return Piece.of(self._bytes(token))
+        return Piece.of(self._bytes(token), is_special=token in self._special)
 
     def bytes_of(self, token: int) -> bytes:
         return self.of(token).data

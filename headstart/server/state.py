@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from headstart.checkpoint.local_paths import shown
 from headstart.engine.engine import Engine
 from headstart.learn.supervisor import Learning
-from headstart.server.grammars.compiler import TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.grammars.token_grammar import TokenGrammar
 from headstart.server.intake import BodyReader, Gate
 from headstart.server.learned import attach
 from headstart.server.metrics.exposition import MetricsPage

@@ -26,7 +26,7 @@ DRAFT_CLASSES: dict[str, tuple[str, ...]] = {
     "Qwen3_5MTP": ("qwen3_5",),
     "Qwen3_5MoeMTP": ("qwen3_5_moe",),
     "Qwen4ExpMTP": ("qwen4_exp",),  # 0.29
-    "InternS2MobiusMTP": ("intern_s2",),
+    "InternS2MobiusMTP": ("intern_s2",),  # by 0.32
     "ExaoneMoeMTP": ("exaone_moe",),
     "Exaone4_5_MTP": ("exaone4_5",),
     "LongCatFlashMTPModel": ("longcat_flash",),

@@ -9,7 +9,9 @@ last norm. vLLM drafts nothing meanwhile, so the model needs no head.
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,10 @@ from headstart.errors import DataError
 from headstart.files import read_plain
 
 _AT_ONCE = 256  # records that vLLM is given together
+# vLLM writes states in the step behind a text, which an engine in this process does not make when
+# it has nothing else to do: it would be waited for without end.
+_OWN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+_WRITING_SECONDS = 600.0  # that one file may take
 
 
 def settings(job: dict[str, Any], num_layers: int, folder: Path) -> dict[str, Any]:
@@ -56,6 +62,7 @@ def main() -> None:
 
     from headstart.vllm_plugin.collected import Collected, write
 
+    os.environ.update(_OWN_PROCESS)
     job = parse_json(read_plain(Path(sys.argv[1]), 1 << 34))
     out = Path(job["folder"])
     out.mkdir(parents=True, exist_ok=True)
@@ -91,12 +98,35 @@ def _load(path: Path) -> dict[str, Any]:
 
     wait = getattr(own, "load_hidden_states", None)
     if wait is not None:
+        until_written(path)
         found: dict[str, Any] = wait(str(path))
         return found
     from safetensors.torch import load_file
 
     stored: dict[str, Any] = load_file(path)
     return stored
+
+
+def until_written(path: Path) -> None:
+    """While vLLM writes a file it locks another one beside it."""
+    import fcntl
+
+    lock, until = Path(f"{path}.lock"), time.monotonic() + _WRITING_SECONDS
+    if not lock.exists():
+        return
+    with lock.open() as opened:
+        while True:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise DataError(
+                        f"vLLM has not written {path.name} within {_WRITING_SECONDS:.0f} s; see "
+                        "whether its disk is full, or leave --states-from out."
+                    ) from None
+                time.sleep(0.01)
+            else:
+                return
 
 
 if __name__ == "__main__":

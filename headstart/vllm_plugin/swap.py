@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class HeadSwap:
         )
 
         config = self.vllm_config.speculative_config.draft_model_config
-        with set_current_vllm_config(self.vllm_config):
+        with set_current_vllm_config(self.vllm_config), _experts_anew(draft):
             initialize_layerwise_reload(draft)
             try:
                 draft.load_weights(iter(tensors.items()))
@@ -140,6 +141,29 @@ def _checked(name: str, value: Any) -> Any:
             "head again."
         )
     return value.pin_memory() if torch.cuda.is_available() else value.clone()
+
+
+@contextmanager
+def _experts_anew(draft: Any) -> Iterator[None]:
+    """Within, experts on a CPU are loaded as if for the first time.
+
+    vLLM 0.32 packs them for its CPU kernels only then, and would take new ones for packed.
+    """
+    methods = [
+        module.quant_method
+        for module in draft.modules()
+        if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None
+        and all(value.device.type == "cpu" for value in module.parameters())
+    ]
+    kernels = [method.moe_kernel for method in methods]
+    for method in methods:
+        method.moe_kernel = None
+    try:
+        yield
+    finally:
+        for method, kernel in zip(methods, kernels, strict=True):
+            if method.moe_kernel is None:  # the head had no experts for it
+                method.moe_kernel = kernel
 
 
 def first_line(error: Exception) -> str:

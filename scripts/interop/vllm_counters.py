@@ -4,11 +4,12 @@ First prints its versions as one JSON line. Then reads jobs from stdin, one JSON
 ({"model": folder, "depth": K, "dtype": name, "given": token ids or null for the usual ones,
 "speculative": further keys of the speculative config, "engine": further arguments of LLM,
 "swapped": the folder of a head that is swapped in before the prompts, by our worker extension,
-"after": a worker's method that is called behind them}; K = 0 means without speculation), and
+"after": a worker's method that is called behind them and one more, short answer}; K = 0 means
+without speculation), and
 answers each with one JSON line: the tokens of every prompt, the number of drafts, how many were
 accepted at each depth (cumulative, as vLLM counts them), and what the method returned - or an
-error. One engine at a time, all in this
-process, so that starting Python and importing vLLM is paid once.
+error. One engine at a time, all in this process, so that starting Python and importing vLLM is
+paid once.
 """
 
 from __future__ import annotations
@@ -81,12 +82,16 @@ def run(
             raise ValueError(said["error"])
     outputs = llm.generate(inputs, sampling, use_tqdm=False)
     result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
-    if after is not None:
-        result["after"] = llm.collective_rpc(after)
     for metric in llm.get_metrics():
         if metric.name in COUNTERS:
             value = metric.values if hasattr(metric, "values") else metric.value
             result[COUNTERS[metric.name]] = value
+    if after is not None:
+        # Workers learn that an answer has ended with the next step, which an idle engine does not
+        # make.
+        short = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        llm.generate(inputs[:1], short, use_tqdm=False)
+        result["after"] = llm.collective_rpc(after)
     llm.llm_engine.engine_core.shutdown()
     return result
 

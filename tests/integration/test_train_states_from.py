@@ -99,6 +99,13 @@ for record in job["records"]:
 """
 
 
+FAILED = """(Worker pid=2) ERROR [executor.py:1] RuntimeError: no pinned memory
+(EngineCore pid=1) ERROR [core.py:2] RuntimeError: Worker failed 'no pinned memory'
+Traceback (most recent call last):
+vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.
+"""
+
+
 def test_vllm_is_asked_for_them_in_its_own_environment(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +129,11 @@ def test_vllm_is_asked_for_them_in_its_own_environment(
         trained(inputs, tmp_path / "again", states_from="vllm")
     monkeypatch.setenv("HEADSTART_VLLM_PYTHON", "/bin/false")
     with pytest.raises(DataError, match="vLLM did not give the states"):
+        trained(inputs, tmp_path / "again", states_from="vllm")
+    # Regression: the end of vLLM's log alone says only that one of its processes died.
+    program.write_text(f"import sys\nsys.exit({FAILED!r})\n")
+    monkeypatch.setenv("HEADSTART_VLLM_PYTHON", str(python))
+    with pytest.raises(DataError, match=r"exit 1: RuntimeError: Worker failed .no pinned memory."):
         trained(inputs, tmp_path / "again", states_from="vllm")
     monkeypatch.setenv("HEADSTART_VLLM_ARGS", "[]")
     with pytest.raises(ConfigError, match="expected a JSON object"):

@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from headstart.server.grammars.compiler import TokenGrammar
+from headstart.server.grammars.token_grammar import TokenGrammar
 
 CHARS = [chr(i) for i in range(32, 127)] + ["\n", *sorted({*"\uff5c\u2581"})]
 SPECIAL = ["<pad>", "<eos>", "<|user|>", "<tool_call>"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from headstart.models.beside_rounds import is_beside, pause, rows_of_piece
 from headstart.models.feed_forward import MoE
 from headstart.models.linear import Linear
 
@@ -26,11 +27,13 @@ class Int8Rows(Linear):
         values = source.weight.detach()
         stored = torch.empty_like(values, dtype=torch.int8)
         scales = torch.empty(len(values), device=values.device)
-        for start in range(0, len(values), _ROWS):
-            rows = slice(start, start + _ROWS)
+        size = rows_of_piece(values) if is_beside() else _ROWS
+        for start in range(0, len(values), size):
+            rows = slice(start, start + size)
             part = values[rows].float()
             scales[rows] = (part.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
             stored[rows] = (part / scales[rows, None]).round().clamp(-_LARGEST, _LARGEST).char()
+            pause(values.device)
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.scales = scales
 

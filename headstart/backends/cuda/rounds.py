@@ -30,7 +30,7 @@ from headstart.backends.cuda.kernels.rounds import (
     trunk_rows,
 )
 from headstart.backends.cuda.kernels.sampling import draw
-from headstart.backends.cuda.kernels.squeezed import squeeze_trunk_rows
+from headstart.backends.cuda.kernels.squeezed import FEW_ROWS, squeeze_trunk_rows
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.shapes import ChoiceShape, RoundShape, TrunkShape
@@ -120,10 +120,12 @@ def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> 
         model.block_size, batch.ids[:count, :rows], ids, positions, kv_slots,
         packed.sources[: shape.rows], packed.places[: count * rows],
     )  # fmt: skip
-    own = Packed(rows, packed.attended[: shape.rows], starts, counts)
-    attend = model.kernels.packed(
-        [(tables, seen, own)], block_size=model.block_size, max_context=model.max_context
-    )
+    # A program has lines for all rows that a request of its part may have.
+    attended = packed.attended[: shape.rows]
+    few = tables, seen[0], Packed(min(FEW_ROWS, rows), attended, starts[0], counts[0])
+    many = tables, seen[1], Packed(rows - 1, attended, starts[1], counts[1])
+    parts = [few, many] if rows > FEW_ROWS else [few]
+    attend = model.kernels.packed(parts, block_size=model.block_size, max_context=model.max_context)
     return ids, Rows(positions, kv_slots, attend)
 
 

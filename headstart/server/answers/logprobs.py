@@ -95,12 +95,14 @@ def completion_logprobs(
         values.append(None)
         tops.append(None)
         begins.append(offsets.add(first))
+    piece_of, begin = pieces.of, offsets.add
     for token, logprob, top in entries:
-        text, value = spelled(token), max(logprob, _LEAST)
+        text = _by_id(token) if as_ids else piece_of(token).spelled
+        value = logprob if logprob > _LEAST else _LEAST
         tokens.append(text)
         values.append(value)
         tops.append(_alternatives(token, logprob, top, spelled) if top else {text: value})
-        begins.append(offsets.add(token))
+        begins.append(begin(token))
     return {
         "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": begins,
     }  # fmt: skip
@@ -130,7 +132,7 @@ class TextOffsets:
     def add(self, token: int) -> int:
         piece = self._pieces.of(token)
         if self._is_between and piece.is_whole and not self._is_first:
-            if self._skip_special and self._pieces.is_special(token):
+            if piece.is_special and self._skip_special:
                 return self._size
             begin, self._size = self._size, self._size + len(piece.text)
             return begin

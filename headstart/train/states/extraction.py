@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from headstart.train.states.elsewhere import extracted_name, missing
 PYTHON, ARGUMENTS = "HEADSTART_VLLM_PYTHON", "HEADSTART_VLLM_ARGS"
 _PROGRAM = "headstart.vllm_plugin.extract"
 _SAID = 600  # characters of its log that a failure shows
+_CAUSE = re.compile(r"\b\w*(?:Error|Exception): .+")
+_NO_CAUSE = ("EngineDeadError", "Engine core initialization failed")  # of the process that asked
 
 
 def extract(
@@ -59,12 +62,23 @@ def extract(
             ) from error
     lacking = [record.id for record in missing(folder, records, trunk)]
     if done.returncode or lacking:
-        said = " ".join(done.stderr.strip()[-_SAID:].split())
+        said = _last_words(done.stderr)
         raise DataError(
             f"vLLM did not give the states of {some(lacking) if lacking else 'all records'} (exit "
             f"{done.returncode}: {said}). What it gave is kept in {folder}; run again, or leave "
             "--states-from out."
         )
+
+
+def _last_words(log: str) -> str:
+    """The last error that a log names; its end where it names none.
+
+    vLLM's own processes fail first, and the one that asked them says only that they did.
+    """
+    causes = [
+        found[0] for found in _CAUSE.finditer(log) if not any(one in found[0] for one in _NO_CAUSE)
+    ]
+    return causes[-1][:_SAID] if causes else " ".join(log.strip()[-_SAID:].split())
 
 
 def _arguments() -> dict[str, object]:

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.scripted_training import Scripted
 
-from headstart.learn.certainty import Walked
 from headstart.learn.loop import Base, LearningLoop
 from headstart.learn.mixing import Mix
 from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
-from headstart.learn.training import NotFinite
-
-
-class Scripted:
-    """Its head accepts `gain` more drafts in a round with every step."""
-
-    def __init__(self, gain: float = 0.0, fails_at: int | None = None):
-        self.options = SimpleNamespace(learning_rate=1.0, num_depths=3)
-        self.num_steps, self.rates = 0, list[float]()
-        self.calls = list[str]()
-        self._gain, self._fails_at, self._level = gain, fails_at, 0.0
-
-    def learn_tokens(self, seen: set[int]) -> None:
-        self.seen = seen
-
-    def step(self, records: Sequence[Any], rate: float) -> float:
-        self.num_steps += 1
-        self.rates.append(rate)
-        if self.num_steps == self._fails_at:
-            raise NotFinite("the loss is nan")
-        self._level += self._gain
-        return 1.0
-
-    def walk(self, records: Sequence[Any], share: float) -> dict[str, Walked]:
-        more = self._level * share
-        return {r.id: Walked(r.category, 100, int(150 + 100 * more), 100, 50) for r in records}
-
-    def write(self, out: Path, details: dict[str, Any], share: float) -> None:
-        self.calls.append(f"write {out.name} at {share}")
-
-    def adopt(self, share: float) -> None:
-        self.calls.append(f"adopt at {share}")
-
-    def reset(self) -> None:
-        self.calls.append("reset")
-        self._level = 0.0
 
 
 def make(tmp_path: Path, training: Scripted) -> tuple[LearningLoop, list[tuple[str, Any]]]:

@@ -8,16 +8,31 @@ import threading
 import pytest
 import torch
 
+from headstart.backends.cuda import int8
+from headstart.backends.cuda.int8 import Int8Rows
 from headstart.models import beside_rounds as tested
+from headstart.models.linear import Linear
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 3), (9, 2, 2), (0, 4)])
 def test_pieces_make_the_whole(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
-    monkeypatch.setattr(tested, "_PIECE_VALUES", 4)
+    monkeypatch.setattr(tested, "PIECE_VALUES", 4)
     value, part = torch.randn(shape), torch.zeros(shape, dtype=torch.float64)
     with tested.beside_rounds():
         tested.send(value, part)
     assert torch.equal(part, value.double())
+
+
+def test_8_bit_copies_are_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tested, "PIECE_VALUES", 12)
+    layer, paused = Linear(5, 7), []
+    layer.weight.data = torch.randn(7, 5)
+    usual = Int8Rows(layer)
+    monkeypatch.setattr(int8, "pause", paused.append)
+    with tested.beside_rounds():
+        found = Int8Rows(layer)
+    assert torch.equal(found.weight, usual.weight) and torch.equal(found.scales, usual.scales)
+    assert len(paused) == 4  # two rows at a time
 
 
 def test_the_interpreter_is_handed_over_sooner_and_only_inside() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from headstart.errors import DataError
 from headstart.vllm_plugin import extract
 from headstart.vllm_plugin.collected import files, read
 
@@ -24,9 +27,12 @@ def test_nothing_but_answers_has_a_name_without_a_dot(
     job = {"model": str(tmp_path), "folder": str(out), "arguments": {}, "records": [record]}
     (tmp_path / "job.json").write_text(json.dumps(job))
     places = []
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
     def extracted(given: dict[str, Any], records: list[Any]) -> Iterator[tuple[Any, Any]]:
         places.extend(path.name for path in out.iterdir())
+        # Regression: an engine in this process never wrote the last states.
+        assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
         yield records[0], torch.ones(3, 2)
 
     monkeypatch.setattr(extract, "_extracted", extracted)
@@ -36,3 +42,17 @@ def test_nothing_but_answers_has_a_name_without_a_dot(
     assert place.startswith(".extracted-")
     (path,) = files(out)
     assert read(path).kind == "before_final_norm"
+
+
+def test_a_file_that_is_never_written_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extract, "_WRITING_SECONDS", 0.05)
+    path = tmp_path / "0.safetensors"
+    extract.until_written(path)  # a release without locks
+    lock = tmp_path / "0.safetensors.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match=r"has not written 0\.safetensors within"):
+            extract.until_written(path)
+    extract.until_written(path)

@@ -17,8 +17,9 @@ from headstart.calibrate.tiny import write_tiny
 from headstart.vllm_plugin.swap import SWAP, HeadSwap
 
 
-class Draft:
+class Draft(nn.Module):
     def __init__(self) -> None:
+        super().__init__()
         self.said: list[Any] = []
 
     def load_weights(self, weights: Any) -> None:
@@ -120,6 +121,37 @@ def test_what_vllms_loader_refuses_is_said_in_one_line(tmp_path: Path, vllm: lis
     begun = "ValueError: shapes (2,) and (3,) differ. The draft may hold parts of both heads: "
     assert said == {"error": f"{begun}push a head of its model, or restart vLLM."}
     assert vllm == ["begin", "end"]
+
+
+@pytest.mark.parametrize(
+    ("device", "loads", "seen", "left"),
+    [
+        ("cpu", True, None, "new"),
+        ("cpu", False, None, "old"),  # the head has nothing for these experts
+        ("meta", True, "old", "new"),  # not a CPU: vLLM's own way
+    ],
+    ids=["packed anew", "not loaded", "another device"],
+)
+@pytest.mark.usefixtures("vllm")
+def test_experts_on_a_cpu_are_loaded_as_if_for_the_first_time(
+    device: str, loads: bool, seen: str | None, left: str, tmp_path: Path
+) -> None:
+    """Regression: vLLM 0.32 packs them only then, and a swapped DeepSeek-V3 head drafted worse."""
+    method = SimpleNamespace(moe_kernel="old")
+    found: list[str | None] = []
+
+    class Mixture(Draft):
+        def load_weights(self, weights: Any) -> None:
+            found.append(method.moe_kernel)
+            if loads:
+                method.moe_kernel = "new"
+
+    draft = Mixture()
+    draft.experts = nn.Linear(2, 2, device=device)
+    draft.experts.quant_method = method  # type: ignore[assignment]
+    save_file({"experts.weight": torch.ones(3)}, tmp_path / "head.safetensors")
+    assert "error" not in worker(draft).headstart_swap(str(tmp_path))
+    assert found == [seen] and method.moe_kernel == left
 
 
 def test_a_file_that_cannot_be_read_changes_nothing(tmp_path: Path, vllm: list[str]) -> None:

@@ -25,10 +25,11 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.gated import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs
+from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs, tile_for
 
 _SCANNED = 64
 MAX_SCANNED_ROWS = _SCANNED
+_FEW_PAIRS = 16  # of a tile
 PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
@@ -85,8 +86,10 @@ def expert_terms(
         first, second = shapes or (_cut_many(lists.tile),) * 2
         terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
     else:
-        lists = empty_lists(chosen, _SCANNED)
+        lists = empty_lists(chosen, _SCANNED, tile_for(pairs, count + experts.num_shared))
         first, second = shapes or (_cut(width, pairs), _cut(hidden, pairs))
+        if shapes is None and lists.tile > _FEW_PAIRS:
+            first = second = _cut_many(lists.tile)
         terms = torch.empty(choices, rows, hidden, dtype=torch.float32, device=x.device)
     listed = (lists.experts, lists.starts, lists.order)
     sizes = (rows, hidden, width, experts.shared_width, count)

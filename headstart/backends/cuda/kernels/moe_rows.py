@@ -25,10 +25,11 @@ from headstart.backends.cuda.kernels.eight_bits import (
 )
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.moe import scan
-from headstart.backends.cuda.kernels.sorting import Lists, empty_lists, sort_pairs
+from headstart.backends.cuda.kernels.sorting import Lists, empty_lists, sort_pairs, tile_for
 
 MOST_LISTED = 64
 _WIDTH = 1024  # inputs that a program rounds
+_INTEGER_TILE = 16  # pairs: each is two rows of integers, whose sums take registers
 
 
 def fp8_and_lists(x: Tensor, chosen: Tensor, num_experts: int, group: int) -> tuple[Fp8Rows, Lists]:
@@ -38,7 +39,8 @@ def fp8_and_lists(x: Tensor, chosen: Tensor, num_experts: int, group: int) -> tu
         return fp8_rows(x, group), sort_pairs(chosen, num_experts)
     values = torch.empty(rows, inputs, dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty(triton.cdiv(inputs, group), rows, dtype=torch.float32, device=x.device)
-    lists = _launch(x, chosen, values, scales, None, group)
+    tile = tile_for(chosen.numel(), num_experts)
+    lists = _launch(x, chosen, values, scales, None, group, tile)
     return Fp8Rows(values, scales, group), lists
 
 
@@ -52,17 +54,18 @@ def integers_and_lists(
     values = torch.empty(2 * rows, inputs, dtype=torch.int8, device=x.device)
     scales = torch.empty(triton.cdiv(inputs, group), 2 * rows, dtype=torch.float32, device=x.device)
     sums = torch.empty_like(scales)
-    lists = _launch(x, chosen, values, scales, sums, group)
+    lists = _launch(x, chosen, values, scales, sums, group, _INTEGER_TILE)
     return IntegerRows(values, scales, sums, group), lists
 
 
 def _launch(
-    x: Tensor, chosen: Tensor, values: Tensor, scales: Tensor, sums: Tensor | None, group: int
-) -> Lists:
+    x: Tensor, chosen: Tensor, values: Tensor, scales: Tensor, sums: Tensor | None, group: int,
+    tile: int,
+) -> Lists:  # fmt: skip
     rows, inputs = x.shape
     choices = chosen.shape[1]
     assert x.is_contiguous() and chosen.is_contiguous()
-    lists = empty_lists(chosen, MOST_LISTED)
+    lists = empty_lists(chosen, MOST_LISTED, tile)
     parts = triton.cdiv(inputs, _WIDTH)
     _round_and_list[(max(rows * choices, rows * parts),)](
         x, values, scales, sums, chosen, lists.starts, lists.order, rows, inputs, parts,

@@ -38,12 +38,21 @@ class Lists:
     tile: int
 
 
-def empty_lists(chosen: Tensor, most: int) -> Lists:
+def empty_lists(chosen: Tensor, most: int, tile: int = _TILES[0]) -> Lists:
     """A list of up to `most` pairs for each of chosen [M, C]; programs fill them."""
     pairs = chosen.numel()
     starts = torch.empty(pairs, 2, dtype=torch.int32, device=chosen.device)
     order = torch.empty(pairs * most, dtype=torch.int32, device=chosen.device)
-    return Lists(chosen, starts, order, pairs, _TILES[0])
+    return Lists(chosen, starts, order, pairs, tile)
+
+
+def tile_for(pairs: int, num_experts: int) -> int:
+    """Pairs of a tile, so that few experts have more: every tile reads its expert's matrices.
+
+    Of choices drawn at random five experts of six have at most the mean and its root.
+    """
+    mean = pairs / num_experts
+    return next((size for size in _TILES if mean + mean**0.5 <= size), _TILES[-1])
 
 
 def sort_pairs(chosen: Tensor, num_experts: int, step: int = _STEP) -> Lists:
@@ -80,7 +89,7 @@ def sort_plainly(chosen: Tensor, num_experts: int) -> Lists:
 
 def _tiling(pairs: int, num_experts: int) -> tuple[int, int]:
     """How many tiles there are, and pairs of a tile."""
-    tile = next((size for size in _TILES if pairs <= size * num_experts), _TILES[-1])
+    tile = tile_for(pairs, num_experts)
     return pairs // tile + num_experts, tile
 
 

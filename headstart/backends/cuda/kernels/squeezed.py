@@ -13,26 +13,31 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 
+FEW_ROWS = 4  # up to which requests attend in programs for few rows
+
 
 def squeeze_trunk_rows(
     lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, drafted: Tensor,
     ids: Tensor, positions: Tensor, kv_slots: Tensor, sources: Tensor, places: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows of requests [B].
+    """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows [2, B].
+
+    Of each request in two lines, which attend apart. The first has all rows of a request with at
+    most `FEW_ROWS`, and the newest token of one with more; the second has the drafts of that one,
+    which are as many as a power of two, like the lines of a program. `seen` is the slot of the
+    first row, -1 where there is none.
 
     drafted [B, R]: the newest token and its drafts, of which `limits` [B] count. sources [M]: which
     of [B * R] a row is, 0 for rows behind the last; places [B * R]: the row that each is, and for
     one that does not count the request's last.
     """
     (requests, rows), total, fill = drafted.shape, ids.shape[0], 128
-    seen, starts, counts = (
-        torch.empty(requests, dtype=torch.int32, device=lengths.device) for _ in range(3)
-    )
+    seen, starts, counts = torch.empty(3, 2, requests, dtype=torch.int32, device=lengths.device)
     _squeeze_rows[(requests + triton.cdiv(total, fill),)](
         lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
         starts, counts, tables.stride(0), drafted.stride(0), requests, total, ROWS=rows,
         BLOCK=triton.next_power_of_2(rows), REQUESTS=triton.next_power_of_2(requests), FILL=fill,
-        PAGE=block_size, num_warps=1,
+        PAGE=block_size, FEW=FEW_ROWS, num_warps=1,
     )  # fmt: skip
     return seen, starts, counts
 
@@ -41,7 +46,7 @@ def squeeze_trunk_rows(
 def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places,
                   seen, starts, counts, table_stride, drafted_stride, requests, total,
                   ROWS: tl.constexpr, BLOCK: tl.constexpr, REQUESTS: tl.constexpr,
-                  FILL: tl.constexpr, PAGE: tl.constexpr):  # fmt: skip
+                  FILL: tl.constexpr, PAGE: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     others = tl.arange(0, REQUESTS)
     is_other = others < requests
@@ -65,9 +70,15 @@ def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slo
         tl.store(sources + at, (request * ROWS + row).to(tl.int64), is_row)
         last = tl.minimum(start + tl.maximum(count, 1), total) - 1
         tl.store(places + request * ROWS + row, tl.minimum(at, last).to(tl.int64), row < ROWS)
+        has_many = count > FEW
+        of_few = tl.where(has_many, 1, count)
         tl.store(seen + request, tl.where(count > 0, first, -1).to(tl.int32))
         tl.store(starts + request, start.to(tl.int32))
-        tl.store(counts + request, count.to(tl.int32))
+        tl.store(counts + request, of_few.to(tl.int32))
+        other = requests + request
+        tl.store(seen + other, tl.where(has_many, first + 1, -1).to(tl.int32))
+        tl.store(starts + other, (start + 1).to(tl.int32))
+        tl.store(counts + other, tl.where(has_many, count - 1, 0).to(tl.int32))
     else:
         blank = (request - requests) * FILL + tl.arange(0, FILL)
         is_blank = (blank >= tl.sum(all_rows, 0)) & (blank < total)

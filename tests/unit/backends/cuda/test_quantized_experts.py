@@ -195,6 +195,21 @@ def test_few_rows_and_tiles_multiply_the_same_numbers(form: str) -> None:
     assert error(other[0], tiles[0]) > 0.2, "the control: other experts"
 
 
+def test_wide_tiles_give_what_narrow_ones_do() -> None:
+    """40 rows of which each chooses the same two experts: 40 pairs of each, two tiles of 32."""
+    held, _ = make("fp8-block", BLOCKS)
+    hold(held)
+    x, weights = random(40, HIDDEN, seed=3), experts_of(held)
+    assert isinstance(weights, Fp8Experts)
+    chosen = torch.tensor([[0, 4]] * 40, dtype=torch.int32, device=DEVICE)
+    assert moe_rows.fp8_and_lists(x, chosen, 5, 128)[1].tile == 32
+    found, shares = fp8_terms(x, chosen, random(40, 2, seed=5), weights), random(40, 2, seed=5)
+    for at in (0, 33):
+        own = slice(at, at + 3)
+        alone = fp8_terms(x[own], chosen[own], shares[own].contiguous(), weights)
+        assert error(found[:, own], alone) < 1e-6
+
+
 @pytest.mark.parametrize("form", one_of_each(2, ["fp8-row", "fp8-block", "int4", "int8"]))
 def test_a_row_says_the_same_in_every_company(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a row is rounded to depends on no other row."""

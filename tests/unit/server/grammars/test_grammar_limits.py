@@ -135,3 +135,37 @@ def test_closing_does_not_wait_for_a_start(monkeypatch: pytest.MonkeyPatch) -> N
     process.close()
     thread.join(10)
     assert time.monotonic() - started < 5 and not thread.is_alive()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_requests_that_ask_for_one_new_grammar_at_once_compile_it_once(
+    fails: bool, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, calls, ended = regex(f"once {fails}"), [], []
+    may_go, compile_it = threading.Event(), compiler._process.compile
+
+    def slow(what: str, text: str) -> str:
+        calls.append(text)
+        may_go.wait(20)
+        if fails:
+            raise RequestError("no")
+        return compile_it(what, text)
+
+    def ask() -> None:
+        try:
+            ended.append(compiler.compile(spec).accept(ids("o")[0]))
+        except RequestError as error:
+            ended.append(str(error))
+
+    monkeypatch.setattr(compiler._process, "compile", slow)
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    while not calls:
+        time.sleep(0.001)
+    time.sleep(0.05)  # the others wait by then, or would have called as well
+    may_go.set()
+    for thread in threads:
+        thread.join(20)
+    assert len(calls) == 1 and ended == ["no" if fails else True] * 5
+    assert not compiler._under_way

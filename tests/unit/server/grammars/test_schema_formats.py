@@ -9,9 +9,10 @@ import pytest
 from support.grammar_walks import CHARS, END, SPECIAL, ids
 
 from headstart.errors import RequestError
-from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
+from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.schema_rules import FORMATS
 from headstart.server.grammars.specs import json_schema
+from headstart.server.grammars.token_grammar import TokenGrammar
 
 _WALKS, _LONG = 8, 40  # the number of texts, and when they should come to their end
 

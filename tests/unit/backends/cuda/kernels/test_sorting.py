@@ -11,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import sorting
-from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plainly
+from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plainly, tile_for
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -65,8 +65,19 @@ def test_the_launch_gives_what_torch_gives(
 
 
 def test_tiles_grow_with_the_pairs_of_an_expert() -> None:
-    sizes = {rows: sort_pairs(choices(rows, 2, 4), 4).tile for rows in (32, 64, 128, 1500)}
-    assert sizes == {32: 16, 64: 32, 128: 64, 1500: 64}
+    rows = (24, 32, 40, 64, 128, 1500)
+    sizes = {number: sort_pairs(choices(number, 2, 4), 4).tile for number in rows}
+    assert sizes == {24: 16, 32: 32, 40: 32, 64: 64, 128: 64, 1500: 64}
+
+
+def test_few_experts_have_more_pairs_than_a_tile() -> None:
+    """An expert with more is read once for each tile."""
+    for rows in (8, 16, 24, 32, 48, 64):
+        chosen, experts = choices(rows, 8, 32), 32
+        own = torch.bincount(chosen.flatten().long().clamp_min(0), minlength=experts)
+        tile = tile_for(chosen.numel(), experts)
+        assert int((own > tile).sum()) <= experts // 4
+        assert tile == 16 or chosen.numel() / experts > tile / 4  # nor is it mostly empty
 
 
 def test_very_many_pairs_are_sorted_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
