@@ -30,7 +30,8 @@ class Average:
         left = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
         for name, value in self.values.items():
-            value.lerp_(parameters[name].detach(), 1 - left)
+            # Not lerp, which split tensors do not have.
+            value.mul_(left).add_(parameters[name].detach(), alpha=1 - left)
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint, whole; every process must ask."""

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from support import SCRIPTS
 from support.training_runs import flags, metrics, trained, write_inputs
 
-SHORT = {"epochs": 1, "eval_every": 3, "save_every": 2}
+SHORT = {"epochs": 1, "eval_every": 3, "save_every": 2, "average": 0.5}
 
 
 @pytest.fixture(scope="module")
