@@ -62,9 +62,17 @@ def open_folder(
     )  # fmt: skip
 
 
+def is_gpu(device: str) -> bool:
+    return _named(device).startswith("cuda")
+
+
+def _named(device: str) -> str:
+    return str(resolve_device(device)) if device == "auto" else device
+
+
 def is_on(device: str, other: str) -> bool:
     """Whether two names mean one device."""
-    names = [str(resolve_device(name)) if name == "auto" else name for name in (device, other)]
+    names = _named(device), _named(other)
     (kind, _, index), (other_kind, _, other_index) = (name.partition(":") for name in names)
     return kind == other_kind and (index or "0") == (other_index or "0")
 
