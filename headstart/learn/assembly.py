@@ -12,6 +12,7 @@ from headstart.checkpoint.hub import local_folder
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import spread
+from headstart.errors import ConfigError
 from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
@@ -32,11 +33,19 @@ DEFAULTS: dict[str, Any] = {
     "loss": "tv", "learning_rate": 1e-3, "batch_tokens": 768, "max_len": 2048, "pack_tokens": 2048,
 }  # fmt: skip
 _OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
+# Options of a training run with an end; learning has none, and a mean and a rate of its own.
+_NOT_LEARNING = ("average", "schedule", "decay", "final_rate", "warmup")
 _STATE_BYTES = 1 << 30
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
-    """Options of `train` for a head that learns while it serves."""
+    """Options of `train` for a head that learns while it serves; ConfigError for unused ones."""
+    for name in _NOT_LEARNING:
+        if name in overrides:
+            raise ConfigError(
+                f"option {name!r} of `train` is not used by learning while serving, which has a "
+                "mean and a rate of its own; leave it out."
+            )
     on = resolve_device(device).type
     if dtype == "auto" and on == "cpu":
         dtype = "bfloat16" if _multiplies_bf16() else "float32"

@@ -84,7 +84,7 @@ class TrainOptions:
         "of the learning rate; wsd: it stays at its peak and goes down linearly at the end",
     )
     decay: float = _option(0.3, "schedule wsd: share of the steps after warm-up that go down")
-    final_rate: float = _option(0.0, "share of the peak that the schedule ends at")
+    final_rate: float = _option(0.0, "share of the peak that cosine, linear and wsd end at")
     warmup: float | None = _by_recipe("warmup", "share of all steps")
     epochs: int | None = _by_recipe("epochs", "passes over the data")
     max_steps: int = _option(0, "end after so many steps; 0: all that the epochs give")

@@ -27,6 +27,7 @@ from headstart.errors import TrainError, some
 from headstart.files import partial_of, plain_lines, read_plain, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
 from headstart.train.job import FAILED, HEAD
+from headstart.train.options import RECIPES, TrainOptions
 from headstart.train.replacing import Replaced
 
 OPTIONS, METRICS, REPORT = "options.json", "metrics.jsonl", "report.html"
@@ -233,7 +234,7 @@ def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) ->
             raise TrainError(
                 f"{path} was begun with {what}. {advice} ({name} {_short(was)}, now {_short(now)})"
             )
-    before, after = found["options"], wanted["options"]
+    before, after = _filled(found["options"]), wanted["options"]
     changes = [
         f"{name} {before.get(name)!r}, now {after.get(name)!r}"
         for name in {**after, **before}
@@ -241,6 +242,12 @@ def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) ->
     ]
     if changes:
         raise TrainError(f"{path} was begun with {some(changes)}. {advice}")
+
+
+def _filled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """With defaults for options that did not exist yet when the run was begun."""
+    recipe = RECIPES.get(str(options.get("recipe")), {})
+    return {**TrainOptions().document(), **recipe, **options}
 
 
 def _short(digest: object) -> str:

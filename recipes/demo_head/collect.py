@@ -20,18 +20,19 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from passages import Passage, passages_of
+from passages import Passage, document_of, passages_of
 
 from headstart.distill.minhash import Text, near_duplicates
 
 PACKAGES = Path(__file__).parent / "packages.json"
 MOST = {"prose": 600, "foreign": 300, "code": 220}  # passages of one package and language
-SIMILAR = 0.5  # passages as alike as this would meet across the split
+SIMILAR = 0.5  # what remains of passages as alike as this is kept apart by leaks.py
 _READ = {
     ".html", ".htm", ".xhtml", ".page", ".txt", ".rst", ".md", ".gz", ".py", ".go", ".rs", ".js",
     ".c", "",
@@ -49,10 +50,11 @@ def main() -> None:
     parser.add_argument("--update", action="store_true", help="newest versions; note them")
     arguments = parser.parse_args()
     entries: list[Entry] = json.loads(PACKAGES.read_text())
+    names = [entry["name"] for entry in entries]
     with tempfile.TemporaryDirectory() as folder:
         downloads = arguments.downloads or Path(folder)
         downloads.mkdir(parents=True, exist_ok=True)
-        found = [p for e in entries for p in _passages(e, downloads, arguments.update)]
+        found = [p for e in entries for p in _passages(e, names, downloads, arguments.update)]
     kept = without_twins(found)
     counts = Counter(passage.package for passage in kept)
     if arguments.update:
@@ -66,8 +68,8 @@ def main() -> None:
     print(f"{arguments.out}: {arguments.out.stat().st_size / 1e6:.1f} MB")
 
 
-def _passages(entry: Entry, downloads: Path, is_update: bool) -> list[Passage]:
-    """Of one package, at most so many of each language, chosen by their digests."""
+def _passages(entry: Entry, packages: list[str], downloads: Path, is_update: bool) -> list[Passage]:
+    """Of one of the packages, at most so many of each language, chosen by their digests."""
     archive = _downloaded(entry, downloads, is_update)
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +84,7 @@ def _passages(entry: Entry, downloads: Path, is_update: bool) -> list[Passage]:
                 f"{archive.name} has SHA-256 {digest[:12]}..., packages.json has "
                 f"{entry['sha256'][:12]}... Give --update to take what is there now."
             )
-        found = {p.sha: p for p in _read(Path(folder), entry["name"])}
+        found = {p.sha: p for p in _read(Path(folder), entry["name"], packages)}
     kept: list[Passage] = []
     counts: Counter[str] = Counter()
     for _, passage in sorted(found.items()):
@@ -139,14 +141,16 @@ def licence_of(name: str, folder: Path) -> str:
     stated = re.findall(r"^License(?:-Expression)?: *([A-Za-z][^\n]{0,60})$", text, re.MULTILINE)
     stated = [one for one in stated if len(one.split()) <= _MOST_WORDS]  # else a sentence of one
     stated += re.findall(r"^Classifier: License :: (?:OSI Approved :: )?(.+)$", text, re.MULTILINE)
-    named = [name for name, words in _LICENCES.items() if re.search(words, text)]
-    found = stated or named
-    return ", ".join(dict.fromkeys(one.strip() for one in found[:4])) or "see its copyright file"
+    named = [licence for licence, words in _LICENCES.items() if re.search(words, text)]
+    if name.startswith("zsh") and re.search("[Zz]sh", text):
+        named.insert(0, "Zsh")  # its copyright file has the terms, and no name for them
+    return ", ".join(dict.fromkeys(one.strip() for one in stated or named)) or _UNNAMED
 
 
+_UNNAMED = "see its copyright file"
 _MOST_WORDS = 5
 _LICENCES = {
-    "verbatim copying": r"verbatim\s+copies\s+of", "Zsh": "[Zz]sh",
+    "verbatim copying": r"verbatim\s+copies\s+of",
     "GPL": r"\bGPL\b|General Public License", "LGPL": r"\bLGPL\b", "Apache-2.0": "Apache License",
     "GFDL": "Free Documentation License|GFDL", "MIT": r"\bMIT\b", "BSD": r"\bBSD\b",
     "Artistic": "Artistic License", "PostgreSQL": "PostgreSQL License",
@@ -155,31 +159,37 @@ _LICENCES = {
 }  # fmt: skip
 
 
-def _read(folder: Path, package: str) -> Iterator[Passage]:
+def _read(folder: Path, package: str, packages: Iterable[str]) -> Iterator[Passage]:
     for path in sorted(folder.rglob("*")):
-        name = path.name.removesuffix(".gz")
+        name, own = path.name.removesuffix(".gz"), path.relative_to(folder)
         if (
             path.is_symlink() or not path.is_file() or path.suffix.lower() not in _READ
             or path.stat().st_size > _LARGEST or name.lower() in ("copyright", "genindex.html")
-            or "/test" in str(path.relative_to(folder))
+            or "/test" in f"/{own}" or _is_copy(path, name)
         ):  # fmt: skip
             continue
         data = path.read_bytes()
         if path.suffix == ".gz":
             try:
                 data = gzip.decompress(data)
-            except OSError:
+            except (OSError, EOFError, zlib.error):
                 continue
         try:
             text = data.decode()
         except UnicodeDecodeError:
             continue
         if "\0" not in text:
-            yield from passages_of(name, text, package)
+            document = document_of(own.with_name(name), package, packages)
+            yield from passages_of(name, text, package, document)
+
+
+def _is_copy(path: Path, name: str) -> bool:
+    """Whether a text beside pages is likely the same manual once more, in one piece."""
+    return name.endswith(".txt") and any(path.parent.glob("*.html"))
 
 
 def without_twins(passages: Iterable[Passage]) -> list[Passage]:
-    """Each once, and none that is much like another: a twin could be held out."""
+    """Each once, and few that are much like another: MinHash finds two of three such pairs."""
     unique = list({passage.sha: passage for passage in passages}.values())
     texts = [Text("", passage.text, passage.sha) for passage in unique]
     twins = near_duplicates(texts, SIMILAR)
@@ -195,7 +205,13 @@ def write_passages(path: Path, passages: Iterable[Passage]) -> None:
 
 def read_passages(path: Path) -> list[Passage]:
     with lzma.open(path, "rt", encoding="utf-8") as file:
-        return [Passage(**json.loads(line)) for line in file]
+        found = [json.loads(line) for line in file]
+    if any("document" not in line for line in found):
+        raise SystemExit(
+            f"{path} was written by an older collect.py, which did not name the documents of "
+            "translated texts; collect the passages again."
+        )
+    return [Passage(**line) for line in found]
 
 
 if __name__ == "__main__":

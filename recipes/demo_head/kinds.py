@@ -1,7 +1,8 @@
 """Tasks of several kinds, made of passages: pure functions of the passage.
 
-Which passage is held out is decided by a hash of its text, and held-out tasks are put in words that
-no task to learn from has: a head that only knows our wordings gains nothing.
+Which passage is held out is decided by a hash of its text, or of its document's name where there
+are translations (`Passage.split_key`). Held-out tasks are put in words that no task to learn from
+has: a head that only knows our wordings gains nothing.
 """
 
 from __future__ import annotations
@@ -115,9 +116,9 @@ class Task:
         }  # fmt: skip
 
 
-def split_of(sha: str) -> str:
-    """Where a text belongs, by its hash alone; not by its order, by which passages are chosen."""
-    place = Draw(f"split {sha}").share()
+def split_of(key: str) -> str:
+    """Where a text belongs, by its key alone; not by the order in which passages are chosen."""
+    place = Draw(f"split {key}").share()
     if place < TEST_SHARE:
         return TEST
     return VALIDATION if place < TEST_SHARE + VALIDATION_SHARE else TRAIN
@@ -126,7 +127,7 @@ def split_of(sha: str) -> str:
 def tasks(passages: Sequence[Passage], each: int = 1) -> Iterator[Task]:
     """`each` tasks of different kinds for every passage; one for a held-out passage."""
     for passage in passages:
-        split = split_of(passage.sha)
+        split = split_of(passage.split_key)
         for number in range(1 if split == TEST else each):
             task = _task(passage, split, number)
             if task is not None:

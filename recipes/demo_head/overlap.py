@@ -26,8 +26,8 @@ class Questions:
         for place, question in enumerate(questions):
             words = words_of(question)
             self._whole.add(tuple(words))
-            self._long.update(_runs(words, _LONG))
-            short = set(_runs(words, _SHORT))
+            self._long.update(runs_of(words, _LONG))
+            short = set(runs_of(words, _SHORT))
             self._counts.append(len(short))
             for run in short:
                 self._places[run].add(place)
@@ -36,12 +36,12 @@ class Questions:
         words = words_of(prompt)
         if tuple(words) in self._whole:
             return True
-        if any(run in self._long for run in _runs(words, _LONG)):
+        if any(run in self._long for run in runs_of(words, _LONG)):
             return True
         if len(words) > _MOST_WORDS:
             return False
         common: dict[int, int] = defaultdict(int)
-        for run in set(_runs(words, _SHORT)):
+        for run in set(runs_of(words, _SHORT)):
             for place in self._places.get(run, ()):
                 common[place] += 1
         return any(count >= _SHARE * self._counts[place] for place, count in common.items())
@@ -52,5 +52,6 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.casefold())
 
 
-def _runs(words: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
+def runs_of(words: Sequence[str], length: int) -> Iterable[tuple[str, ...]]:
+    """All that stand next to each other, `length` at a time."""
     return (tuple(words[i : i + length]) for i in range(len(words) - length + 1))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
+from pathlib import PurePath
 
 # Words that hardly any text of a language lacks; together a twelfth of it at least.
 _WORDS = {
@@ -36,6 +37,15 @@ _BRACED = {
 }
 
 
+_TAG = (
+    "(?:ar|bg|ca|cs|da|de|el|en|eo|es|et|eu|fa|fi|fr|gl|he|hi|hr|hu|id|it|ja|ko|lt|lv|nb|nl|nn|pl|"
+    r"pt|ro|ru|sk|sl|sr|sv|th|tr|uk|vi|zh)(?:[_-][A-Za-z]{2})?(?:@\w+)?"
+)
+_FOLDER = re.compile(f"{_TAG}|C")  # C is how some packages call English
+_IN_NAME = re.compile(rf"[._-]{_TAG}(?=\.)")
+_AT_END = re.compile(f"-{_TAG}$")
+
+
 @dataclass(frozen=True)
 class Passage:
     """A text that tasks are made of."""
@@ -44,15 +54,40 @@ class Passage:
     language: str  # en, fr, ... for prose; python, go, ... for code
     is_code: bool
     package: str
+    document: str = ""  # of translated texts: a name that all languages share
 
     @property
     def sha(self) -> str:
-        """Decides what is held out; white space and case do not count."""
+        """Of the text; white space and case do not count."""
         plain = " ".join(self.text.casefold().split())
         return hashlib.sha256(plain.encode()).hexdigest()
 
+    @property
+    def split_key(self) -> str:
+        """Decides what is held out: a text and its translations are on one side."""
+        return self.document or self.sha
 
-def passages_of(name: str, text: str, package: str) -> Iterator[Passage]:
+
+def document_of(path: PurePath, package: str, packages: Iterable[str]) -> str:
+    """What a text shares with its translations alone; nothing where it has none.
+
+    Where `packages` has the manual in other languages, too (manual, manual-fr), the whole manual;
+    else the page, if its path (fr/page.html, page.fr.html) names a language.
+    """
+    family = family_of(package)
+    if sum(family_of(name) == family for name in packages) > 1:
+        return family
+    folders = [part for part in path.parent.parts if not _FOLDER.fullmatch(part)]
+    plain = PurePath(*folders, _IN_NAME.sub("", path.name))
+    return "" if plain == path else f"{family}/{plain}"
+
+
+def family_of(package: str) -> str:
+    """The name of a package without a language at its end."""
+    return _AT_END.sub("", package)
+
+
+def passages_of(name: str, text: str, package: str, document: str = "") -> Iterator[Passage]:
     """The passages of one file, by the end of its name."""
     suffix = name[name.rfind(".") :].lower()
     if suffix == ".py":
@@ -67,7 +102,7 @@ def passages_of(name: str, text: str, package: str) -> Iterator[Passage]:
         for part in joined(filter(is_prose, paragraphs)):
             spoken = language_of(part)
             if spoken is not None:
-                yield Passage(part, spoken, False, package)
+                yield Passage(part, spoken, False, package, document)
 
 
 def language_of(text: str) -> str | None:
@@ -176,16 +211,19 @@ def page_paragraphs(text: str) -> list[str]:
 
 
 def python_functions(text: str) -> Iterator[str]:
-    """Functions and small classes with their own indentation taken off."""
+    """Functions and methods with their own indentation taken off, but none within another."""
     try:
-        tree = ast.parse(text)
+        waiting: list[ast.AST] = [ast.parse(text)]
     except (SyntaxError, ValueError, RecursionError):
         return
     lines = text.splitlines()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            part = lines[node.lineno - 1 : node.end_lineno]
-            yield from _function("\n".join(line[node.col_offset :] for line in part))
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                part = lines[node.lineno - 1 : node.end_lineno]
+                yield from _function("\n".join(line[node.col_offset :] for line in part))
+            else:
+                waiting.append(node)
 
 
 def braced_functions(text: str, starts: re.Pattern[str]) -> Iterator[str]:

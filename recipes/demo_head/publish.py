@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from scores import lines, table
+from scores import current, digests_of, table
 from settings import Settings
 
 from headstart.checkpoint.provenance import PROVENANCE_NAME
@@ -66,7 +66,9 @@ def card(settings: Settings) -> str:
     """The model card: what is in card.md, and what was measured."""
     header = json.loads((settings.answers / "dataset.json").read_text())
     counts = header["counts"]["train"]
-    found = [line for line in lines(settings.work / "scores.jsonl") if line["head"] == "final"]
+    digests = digests_of({"final": (settings.final, settings.vocab)})
+    scored = current(settings.work / "scores.jsonl", digests)
+    found = [line for line in scored if line["head"] == "final"]
     return CARD.read_text().format(
         prompts=_sources(settings.prompts),
         records=counts["records"],

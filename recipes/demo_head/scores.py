@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -61,18 +62,20 @@ Heads = Mapping[str, tuple[Path, Path]]  # name -> folder, draft vocabulary
 def score_all(settings: Scored, heads: Heads) -> list[dict[str, Any]]:
     """Lines of scores.jsonl, one for each head and set, written when a head is done with all sets.
 
-    What is there is not scored again.
+    What is there is not scored again, unless the head of that name is another one by now.
     """
     out = settings.work / "scores.jsonl"
+    digests = digests_of(heads)
+    _write(out, current(out, digests))
     done = {(line["head"], line["set"]) for line in lines(out)}
     missing = [
-        (name, own, sets)
-        for name, own in heads.items()
-        if own[0].is_dir() and (sets := [s for s in settings.evaluation if (name, s) not in done])
+        (name, heads[name], sets)
+        for name in digests
+        if (sets := [s for s in settings.evaluation if (name, s) not in done])
     ]
     score_one = partial(_score_head, settings)
     for found in side_by_side(score_one, missing, settings.processes):
-        _write(out, [*lines(out), *found])
+        _write(out, [*lines(out), *({**line, "digest": digests[line["head"]]} for line in found)])
         for line in found:
             length, whole = (length_of(line, way) for way in (SMALL, WHOLE))
             print(
@@ -80,6 +83,30 @@ def score_all(settings: Scored, heads: Heads) -> list[dict[str, Any]]:
                 "all tokens", flush=True,
             )  # fmt: skip
     return _ordered(lines(out), heads)
+
+
+def digests_of(heads: Heads) -> dict[str, str]:
+    """Of the heads that are there: their weights and the tokens that they draft from."""
+    return {name: _digest(*own) for name, own in heads.items() if own[0].is_dir()}
+
+
+def _digest(head: Path, vocab: Path) -> str:
+    state = hashlib.sha256()
+    for path in (*sorted(head.glob("*.safetensors")), vocab):
+        state.update(path.read_bytes())
+    return state.hexdigest()
+
+
+def current(path: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Lines of scores.jsonl without those of an earlier head under the name of one of these.
+
+    A training that its deadline stopped and one that went on to its end leave the same name.
+    """
+    return [
+        line
+        for line in lines(path)
+        if line["head"] not in digests or line.get("digest") == digests[line["head"]]
+    ]
 
 
 def _score_head(

@@ -21,7 +21,7 @@ from kinds import VALIDATION
 from own_questions import fault_of
 from parallel import side_by_side
 from wide_settings import Wide
-from wide_text import Entry, avoided, read_lines, write_lines
+from wide_text import Entry, avoided, check_benchmarks, read_lines, write_lines
 
 from headstart.data.conversations import Conversation
 from headstart.data.dataset import Dataset, Header, write_dataset
@@ -50,6 +50,7 @@ def make_answers(settings: Wide) -> None:
     if (settings.answers / "dataset.json").is_file():
         print(f"answers: {settings.answers} is there")
         return
+    check_benchmarks(settings)
     entries = read_lines(settings.asked)
     count = min(settings.processes, len(entries))
     folders = [settings.work / f"answers-{count}" / f"part-{i}" for i in range(count)]

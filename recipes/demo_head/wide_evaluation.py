@@ -114,16 +114,21 @@ def _ask(
 
 def score_heads(settings: Wide) -> None:
     """Leaves scores.jsonl and scores.md: both heads on every set, and what was won."""
+    ordered = score_all(settings, scored_heads(settings))
+    text = f"{table(ordered)}\n{gains(ordered)}"
+    (settings.work / "scores.md").write_text(text)
+    print(gains(ordered), flush=True)
+
+
+def scored_heads(settings: Wide) -> dict[str, tuple[Path, Path]]:
+    """Name -> folder and draft vocabulary of the head that ships, of the demo, and the new one."""
     heads: dict[str, tuple[Path, Path]] = {}
     head, vocab = shipped_head(), shipped_vocab()
     if settings.is_demo and head is not None and vocab is not None:
         heads[SHIPPED] = (head, vocab)
     if settings.final.is_dir():
         heads[FINAL] = (settings.final, settings.vocab)
-    ordered = score_all(settings, heads)
-    text = f"{table(ordered)}\n{gains(ordered)}"
-    (settings.work / "scores.md").write_text(text)
-    print(gains(ordered), flush=True)
+    return heads
 
 
 def gains(found: Iterable[dict[str, Any]]) -> str:

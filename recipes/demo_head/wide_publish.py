@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import textwrap
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from collect import PACKAGES
+from collect import PACKAGES, read_passages
 from publish import write_folder
-from scores import lines, table
-from wide_evaluation import FINAL, SHIPPED
+from scores import current, digests_of, table
+from wide_evaluation import scored_heads
 from wide_settings import Wide
-from wide_text import MODEL, read_lines
+from wide_text import MODEL, PEOPLE, benchmarks_of, first_prompt, origin_of, read_lines
 from wide_text import PACKAGES as TASKS
 from wide_training import chosen
 
+from headstart.data.conversations import read_conversations
+from headstart.data.dataset import Dataset
+
 CARD = Path(__file__).parent / "wide_card.md"
+_UNNAMED = ("unnamed", "not stated")  # source and licence
 
 
 def publish(settings: Wide, out: Path) -> None:
@@ -30,13 +35,17 @@ def card(settings: Wide) -> str:
     """The model card: what is in wide_card.md, and what was measured."""
     header = json.loads((settings.answers / "dataset.json").read_text())
     counts = header["counts"]["train"]
-    found = [
-        line for line in lines(settings.work / "scores.jsonl") if line["head"] in (SHIPPED, FINAL)
-    ]
+    digests = digests_of(scored_heads(settings))
+    scored = current(settings.work / "scores.jsonl", digests)
+    found = [line for line in scored if line["head"] in digests]
+    records = Dataset.open(settings.answers).records("train")
+    used = {first_prompt(record.prompt_id) for record in records}
+    samples = sorted({record.sample for record in records})
     text = CARD.read_text().format(
         records=counts["records"], tokens=counts["answer_tokens"],
-        temperatures=", ".join(f"{t:g}" for t in header["report"]["temperatures"]),
-        sources=_sources(settings), packages=_packages(), options=json.dumps(_options(settings)),
+        temperatures=", ".join(f"{header['report']['temperatures'][i]:g}" for i in samples),
+        benchmarks=_benchmarks(settings), sources=_sources(settings, used),
+        packages=_packages(settings, used), options=json.dumps(_options(settings)),
         scores=table(found).rstrip() if found else "not scored yet", vocab=settings.vocab_size,
     )  # fmt: skip
     return _wrapped(text)
@@ -52,15 +61,22 @@ def _options(settings: Wide) -> dict[str, Any]:
     return {name: own.get(name) for name in names}
 
 
-def _sources(settings: Wide) -> str:
-    """Prompts by where they come from."""
-    people: Counter[tuple[str, str]] = Counter()
-    if settings.prompts is not None:
-        for line in read_lines(settings.prompts):
-            people[str(line.get("source", "unnamed")), str(line.get("licence", "not stated"))] += 1
-    given = json.loads(settings.sources.read_text()) if settings.sources.is_file() else {}
-    counts = given.get("prompts", {})
-    rows = [f"| {name} | {licence} | {count} |" for (name, licence), count in people.most_common()]
+def _benchmarks(settings: Wide) -> str:
+    """What prompts were kept away from, as the stage `prompts` noted it."""
+    names = benchmarks_of(settings)
+    if names is None:
+        return "Whether prompts were compared with questions of benchmarks was not noted."
+    if not names:
+        return "Prompts were not compared with questions of any benchmark."
+    return f"Prompts near a question of these files were removed: {', '.join(names)}."
+
+
+def _sources(settings: Wide, used: Collection[str]) -> str:
+    """The prompts whose answers were trained on, by where they come from."""
+    people = _people(settings)
+    counts = Counter(origin_of(name, people) for name in used)
+    by_source = Counter(people.get(n, _UNNAMED) for n in used if origin_of(n, people) == PEOPLE)
+    rows = [f"| {name} | {licence} | {n} |" for (name, licence), n in by_source.most_common()]
     if MODEL in counts:
         rows.append(f"| the model itself | Apache-2.0 | {counts[MODEL]} |")
     if TASKS in counts:
@@ -68,15 +84,37 @@ def _sources(settings: Wide) -> str:
     return "\n".join(["| prompts from | licence | number |", "|---|---|---|", *rows])
 
 
-def _packages() -> str:
-    """Packages by licence; versions and digests are in packages.json of the recipe."""
+def _people(settings: Wide) -> dict[str, tuple[str, str]]:
+    """Id -> source and licence of the prompts of people, as far as the file is given."""
+    if settings.prompts is None:
+        return {}
+    both = zip(read_conversations(settings.prompts), read_lines(settings.prompts), strict=True)
+    return {
+        conversation.id: (
+            str(line.get("source", _UNNAMED[0])), str(line.get("licence", _UNNAMED[1])),
+        )
+        for conversation, line in both
+    }  # fmt: skip
+
+
+def _packages(settings: Wide, used: Collection[str]) -> str:
+    """The packages that tasks were made of, by licence; packages.json has versions and digests."""
+    tasks = {name.partition("-")[0] for name in used if origin_of(name, ()) == TASKS}
+    if not tasks:
+        return "No passages of packages were used."
+    if settings.passages is None:
+        return "The packages are not named here: `publish` was run without `--passages`."
+    licences = {entry["name"]: entry["licence"] for entry in json.loads(PACKAGES.read_text())}
     by_licence: dict[str, list[str]] = {}
-    entries = [e for e in json.loads(PACKAGES.read_text()) if e.get("passages")]
-    for entry in entries:
-        by_licence.setdefault(entry["licence"], []).append(entry["name"])
+    for name in sorted(
+        {p.package for p in read_passages(settings.passages) if p.sha[:16] in tasks}
+    ):
+        by_licence.setdefault(licences.get(name, _UNNAMED[1]), []).append(name)
     ordered = sorted(by_licence.items(), key=lambda pair: -len(pair[1]))
-    parts = [f"{', '.join(names)} ({licence})" for licence, names in ordered]
-    return "; ".join(parts)
+    parts = "; ".join(f"{', '.join(names)} ({licence})" for licence, names in ordered)
+    return (
+        f"Passages came from the documentation and code of these Debian and PyPI packages: {parts}."
+    )
 
 
 def _wrapped(text: str) -> str:

@@ -80,6 +80,11 @@ class Wide:
     )  # fmt: skip
 
     @property
+    def benchmarks(self) -> tuple[Path, ...]:
+        """Files of questions that no prompt may come near."""
+        return tuple(path for path in (self.questions, *self.avoided) if path is not None)
+
+    @property
     def answers(self) -> Path:
         return self.work / "answers"
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections import Counter
+from collections.abc import Container
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,6 +17,7 @@ from answers import heldout_prompts
 from collect import read_passages
 from engines import Turn, open_engine, turn_ids, write_turns
 from kinds import TEST, TRAIN, VALIDATION, split_of, tasks
+from leaks import without_leaks
 from overlap import Questions
 from own_questions import kept_of, openings
 from parallel import side_by_side
@@ -25,6 +28,8 @@ from headstart.data.fingerprints import is_heldout, prompt_sha
 
 Entry = dict[str, Any]
 PEOPLE, MODEL, PACKAGES = "people", "model", "packages"
+_OWN = "own-"
+_TASK_ID = re.compile(r"[0-9a-f]{16}-\d+")
 
 
 def write_questions(settings: Wide) -> None:
@@ -49,16 +54,12 @@ def _tried(settings: Wide, part: int) -> list[tuple[str, bool]]:
     engine = open_engine(settings)
     begun = time.monotonic()
     found: list[tuple[str, bool]] = []
-    turns = islice(
-        (
-            Turn(turn_ids(engine.prompts, [], opening), opening, temperature, number)
-            for number, (opening, temperature) in enumerate(
-                (opening, settings.question_temperatures[i % len(settings.question_temperatures)])
-                for i, opening in enumerate(openings(OPENINGS, settings.num_questions))
-            )
-        ),
-        part, None, settings.processes,
-    )  # fmt: skip
+    temperatures = settings.question_temperatures
+    given = enumerate(openings(OPENINGS, settings.num_questions))
+    turns = (  # of this process: what others write is not rendered here
+        Turn(turn_ids(engine.prompts, [], opening), opening, temperatures[i % len(temperatures)], i)
+        for i, opening in islice(given, part, None, settings.processes)
+    )
     write_turns(
         engine, turns, settings.question_tokens,
         lambda turn, text, is_whole: found.append((text, is_whole)),
@@ -72,10 +73,9 @@ def _tried(settings: Wide, part: int) -> list[tuple[str, bool]]:
 
 def avoided(settings: Wide) -> Questions:
     """All turns of the benchmarks' questions."""
-    paths = [path for path in (settings.questions, *settings.avoided) if path is not None]
     return Questions(
         message["content"]
-        for path in paths
+        for path in settings.benchmarks
         for conversation in read_conversations(path)
         for message in conversation.messages
     )
@@ -99,7 +99,10 @@ def write_prompts(settings: Wide) -> None:
     by_category = Counter(entry["category"] for entry in limited)
     counts = Counter(source_of(entry) for entry in limited)
     removed = Counter(source_of(entry) for entry in near)
-    document = {"prompts": dict(counts), "near a benchmark": dict(removed)}
+    document = {
+        "prompts": dict(counts), "near a benchmark": dict(removed),
+        "benchmarks": [path.name for path in settings.benchmarks],
+    }  # fmt: skip
     settings.sources.write_text(json.dumps(document) + "\n")
     print(f"prompts: {len(limited)}: {dict(by_category.most_common())}", flush=True)
     print(f"prompts: {len(near)} near a benchmark's question removed: {dict(removed)}", flush=True)
@@ -109,6 +112,38 @@ def source_of(entry: Entry) -> str:
     """Whose words a prompt has: people's, the model's, or a package's."""
     source = str(entry["source"])
     return source if source in (PEOPLE, MODEL) else PACKAGES
+
+
+def origin_of(prompt_id: str, people: Container[str]) -> str:
+    """The same by the id alone, which is all that records of answers keep."""
+    first = first_prompt(prompt_id)
+    if first in people:
+        return PEOPLE
+    if first.startswith(_OWN):
+        return MODEL
+    return PACKAGES if _TASK_ID.fullmatch(first) else PEOPLE
+
+
+def first_prompt(prompt_id: str) -> str:
+    """The prompt that a dialogue began with, where the model wrote the second turn."""
+    return prompt_id.partition("-then-")[0]
+
+
+def benchmarks_of(settings: Wide) -> list[str] | None:
+    """Files of questions that the prompts were kept away from; None where that is not noted."""
+    given = json.loads(settings.sources.read_text()) if settings.sources.is_file() else {}
+    found: list[str] | None = given.get("benchmarks")
+    return found
+
+
+def check_benchmarks(settings: Wide) -> None:
+    """Second turns must be kept away from the same questions as the prompts were."""
+    noted, now = benchmarks_of(settings), [path.name for path in settings.benchmarks]
+    if noted is not None and set(noted) != set(now):
+        raise SystemExit(
+            f"{settings.asked} was kept away from {', '.join(noted) or 'no questions'}, and "
+            f"--questions and --avoid name {', '.join(now) or 'none'}. Give the same files."
+        )
 
 
 def _limited(entries: list[Entry], most: int) -> list[Entry]:
@@ -144,7 +179,8 @@ def _of_people(settings: Wide) -> list[Entry]:
 def _of_passages(settings: Wide) -> list[Entry]:
     if settings.passages is None:
         return []
-    return [dict(task.as_json()) for task in tasks(read_passages(settings.passages))]
+    kept = without_leaks(read_passages(settings.passages))
+    return [dict(task.as_json()) for task in tasks(kept)]
 
 
 def _of_the_model(settings: Wide) -> list[Entry]:
@@ -154,7 +190,7 @@ def _of_the_model(settings: Wide) -> list[Entry]:
         sha = hashlib.sha256(line["text"].encode()).hexdigest()
         split = TRAIN if split_of(sha) == TRAIN else VALIDATION
         result.append({
-            "id": f"own-{sha[:16]}", "category": "own", "turns": [line["text"]], "split": split,
+            "id": f"{_OWN}{sha[:16]}", "category": "own", "turns": [line["text"]], "split": split,
             "source": MODEL,
         })  # fmt: skip
     return result

@@ -136,7 +136,10 @@ def write_best(settings: Wide, run: Path) -> None:
     tensors, progress = kept.read(newest.best_step)
     checkpoint = Checkpoint.open(local_folder(settings.model))
     frozen = load_frozen_model(checkpoint, settings.stock, device="cpu", dtype="float32")
-    details = {"step": progress.step, "stopped": newest.step, "num_depths": 3}
+    options = json.loads((run / "options.json").read_text())["options"]
+    details = {
+        "step": progress.step, "stopped": newest.step, "num_depths": options["num_depths"],
+    }  # fmt: skip
     write_head(frozen, tensors, settings.work / "stopped" / "head", details)
     print(f"long: stopped at step {newest.step}, best {progress.step}; the same command goes on",
           flush=True)  # fmt: skip

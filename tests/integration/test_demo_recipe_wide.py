@@ -118,7 +118,9 @@ def test_text_is_made_carried_and_trained_on_elsewhere(
     assert {line["set"] for line in lines} == SETS and {line["head"] for line in lines} == {"final"}
     assert {s.dtype for s in open_head(place / "head").tensors.values()} == {"BF16"}
     card = (place / "head" / "README.md").read_text()
-    assert "| final | translation, T=0 |" in card and "debian-policy" in card
+    assert "| final | translation, T=0 |" in card
+    assert "packages: pkg0, pkg1, pkg2, pkg3 (not stated)." in " ".join(card.split())
+    assert "Whether prompts were compared" in card, "sources.json was not carried along"
     assert max(len(line) for line in card.splitlines() if not line.startswith("|")) <= 120
     curve = json.loads((place / "there" / "curve.json").read_text())
     assert [point["run"] for point in curve][:1] == ["begin"] and curve[-1]["run"] == "long"
@@ -137,15 +139,34 @@ def _ids(data: Dataset) -> dict[str, list[int]]:
 
 @long_only
 def test_a_long_training_that_its_deadline_stops_leaves_a_head(place: Path) -> None:
-    run(place, "here", "text", "--seconds", "answers=8", "questions=1")
-    run(
-        place, "here", "begin", "long", "publish", "--out", "head", "--seconds", "begin=0", "long=0"
-    )
+    """Regression: the head of the finished training was published with the stopped one's scores."""
+    run(place, "here", "evaluation", "text", "--seconds", "answers=8", "questions=1")
+    options = ["--out", "head", "--option", "num_depths=2", "--seconds", "begin=0"]
+    run(place, "here", "begin", "long", "score", "publish", *options, "long=0")
     assert not (place / "here" / "long" / "head").exists()
     written = json.loads((place / "here/stopped/head/headstart.json").read_text())["training"]
-    assert written["stopped"] == 0 and open_head(place / "head").tensors
-    run(place, "here", "long", "--seconds", "long=60")
+    assert written["stopped"] == 0 and written["num_depths"] == 2
+    assert open_head(place / "head").tensors
+    stopped, card = _scores(place), (place / "head" / "README.md").read_text()
+    assert stopped.keys() == SETS and card.count("| final |") == len(SETS)
+    assert "near a question of these files were removed: questions.jsonl" in " ".join(card.split())
+
+    run(place, "here", "long", "publish", *options, "long=60")
     assert (place / "here" / "long" / "head").is_dir(), "another start goes on, and finishes"
+    assert "not scored yet" in (place / "head" / "README.md").read_text()
+    run(place, "here", "score", "publish", *options)
+    finished = _scores(place)
+    assert finished.keys() == SETS and len({line["digest"] for line in finished.values()}) == 1
+    assert all(finished[name]["digest"] != stopped[name]["digest"] for name in SETS)
+    assert (place / "head" / "README.md").read_text().count("| final |") == len(SETS)
+
+
+def _scores(place: Path) -> dict[str, dict[str, object]]:
+    """Lines by set; each is there once."""
+    text = (place / "here" / "scores.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert len({line["set"] for line in lines}) == len(lines)
+    return {line["set"]: line for line in lines}
 
 
 def test_a_command_ends_in_time() -> None:

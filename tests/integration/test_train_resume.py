@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -128,6 +129,23 @@ def test_another_option_is_refused_by_name(inputs: Path, tmp_path: Path) -> None
     trained(inputs, run, StopAt(2))
     with pytest.raises(TrainError, match="was begun with seed 0, now 4"):
         trained(inputs, run, seed=4)
+
+
+def test_options_that_an_older_run_did_not_have_are_as_by_default(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Regression: new options made every stopped run of the version before another one."""
+    run = tmp_path / "run"
+    trained(inputs, run, StopAt(2))
+    found = json.loads((run / "options.json").read_text())
+    for name in ("average", "decay", "final_rate", "warmup"):
+        del found["options"][name]
+    (run / "options.json").write_text(json.dumps(found))
+    with pytest.raises(TrainError, match=r"was begun with average 0\.0, now 0\.5\. Run it"):
+        trained(inputs, run, average=0.5)
+    with pytest.raises(TrainError, match=r"was begun with warmup 0\.05, now 0\.2\. Run it"):
+        trained(inputs, run, warmup=0.2)
+    assert trained(inputs, run).is_finished
 
 
 def test_a_folder_that_is_no_run_is_left_alone(inputs: Path, tmp_path: Path) -> None:

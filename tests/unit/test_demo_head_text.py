@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.demo_recipe import recipe_modules
 
 from headstart.data.records import Record
 
-RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo_head"
 NAMES = ("passages", "kinds", "overlap", "own_questions", "collect", "carry")
 PROSE = (
     "The harbour of the town was built in the last century, and it is still used by boats that "
@@ -32,15 +29,8 @@ GERMAN = (
 
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[SimpleNamespace]:
-    """The recipe's modules; their names are not left to whoever comes after."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(RECIPE)
-        known = set(sys.modules)
-        modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in NAMES}
-        yield SimpleNamespace(**modules)
-        for path in RECIPE.glob("*.py"):
-            if path.stem not in known:
-                sys.modules.pop(path.stem, None)
+    with recipe_modules(*NAMES) as modules:
+        yield modules
 
 
 def some_passages(recipe: SimpleNamespace, count: int = 400) -> list[object]:
@@ -165,40 +155,6 @@ def test_questions_are_kept_once_and_counted(recipe: SimpleNamespace) -> None:
     }  # fmt: skip
     assert "1 kept" in kept.describe()
     assert list(recipe.own_questions.openings(("A", "B"), 6)) == ["", "A", "", "B", "", "A"]
-
-
-def test_every_package_names_version_licence_and_digest() -> None:
-    entries = json.loads((RECIPE / "packages.json").read_text())
-    assert len({(e["from"], e["name"]) for e in entries}) == len(entries) > 80
-    for entry in entries:
-        assert set(entry) == {"from", "name", "version", "sha256", "licence", "passages"}
-        assert entry["from"] in ("debian", "pypi") and len(entry["sha256"]) == 64
-        assert entry["version"] and entry["licence"]
-
-
-def test_licences_are_read_as_packages_state_them(recipe: SimpleNamespace, tmp_path: Path) -> None:
-    stated = tmp_path / "usr/share/doc/one/copyright"
-    stated.parent.mkdir(parents=True)
-    stated.write_text("Files: *\nLicense: GPL-2+\n\nFiles: doc\nLicense: GFDL-1.3\n")
-    assert recipe.collect.licence_of("one", tmp_path) == "GPL-2+, GFDL-1.3"
-    stated.write_text("You may copy it under the GNU General Public License.\n")
-    assert recipe.collect.licence_of("one", tmp_path) == "GPL"
-    (tmp_path / "two-1.dist-info").mkdir()
-    stated.unlink()
-    (tmp_path / "two-1.dist-info/METADATA").write_text("Name: two\nLicense-Expression: MIT\n")
-    assert recipe.collect.licence_of("two", tmp_path) == "MIT"
-
-
-def test_passages_that_are_alike_are_kept_once(recipe: SimpleNamespace, tmp_path: Path) -> None:
-    make = recipe.passages.Passage
-    found = [
-        make(PROSE, "en", False, "a"), make(PROSE.replace("salt", "coal"), "en", False, "b"),
-        make(FRENCH, "fr", False, "a"), make(PROSE, "en", False, "c"),
-    ]  # fmt: skip
-    kept = recipe.collect.without_twins(found)
-    assert [p.language for p in kept] == ["en", "fr"]
-    recipe.collect.write_passages(tmp_path / "p.jsonl.xz", kept)
-    assert recipe.collect.read_passages(tmp_path / "p.jsonl.xz") == kept
 
 
 def test_archives_are_cut_and_put_together(recipe: SimpleNamespace, tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from headstart.errors import ConfigError
 from headstart.learn.assembly import learning_options
 from headstart.learn.options import LearnOptions
-from headstart.learn.starting import is_on, start_lines
+from headstart.learn.starting import is_on, read_overrides, start_lines
 
 
 @pytest.mark.parametrize(
@@ -23,6 +25,18 @@ def test_a_cpu_computes_in_what_it_multiplies_fastest(
     assert learning_options({}, device="cpu", dtype="auto").dtype == dtype
     assert learning_options({"dtype": "float64"}, device="cpu", dtype="auto").dtype == "float64"
     assert learning_options({}, device="cpu", dtype="float32").dtype == "float32"
+
+
+@pytest.mark.parametrize("name", ["average", "schedule", "decay", "final_rate", "warmup"])
+def test_options_that_learning_does_not_use_are_refused(name: str, tmp_path: Path) -> None:
+    """Regression: with an average, heads were written that had never learned anything."""
+    value = "wsd" if name == "schedule" else 0.5
+    with pytest.raises(ConfigError, match=f"option '{name}' of `train` is not used by learning"):
+        learning_options({name: value}, device="cpu", dtype="float32")
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps({"loss": "lk", name: value}))
+    with pytest.raises(ConfigError, match=name):
+        read_overrides(file)
 
 
 def test_names_of_one_device() -> None:
