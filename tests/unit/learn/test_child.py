@@ -13,9 +13,7 @@ from headstart.learn.child import Child, Pace
 from headstart.learn.process import Task
 
 
-def paced(
-    share: float, *, busy: bool, seconds: float, shares_gpu: bool = False
-) -> tuple[float, Pace]:
+def paced(share: float, *, busy: bool, seconds: float) -> tuple[float, Pace]:
     """The share of the time in which the process was let run."""
     ran, since = 0.0, time.monotonic()
     is_running = True
@@ -27,7 +25,7 @@ def paced(
         since, is_running = now, number == signal.SIGCONT
 
     began = time.monotonic()
-    pace = Pace(send, share, lambda: busy, shares_gpu=shares_gpu)
+    pace = Pace(send, share, lambda: busy)
     pace.start()
     time.sleep(seconds)
     pace.close()
