@@ -123,6 +123,7 @@ class _Head(nn.Module):
 
 
 def _qwen3_layer(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
+    """The dense layer, beside a MoE trunk as well: its config has all that the layer reads."""
     layer = import_module("vllm.model_executor.models.qwen3").Qwen3DecoderLayer
     made: nn.Module = layer(
         config=config, cache_config=vllm_config.cache_config, quant_config=None, prefix=prefix
@@ -145,7 +146,7 @@ def _llama_layer(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
 
 
 # family -> its decoder layer in vLLM, without quantisation
-_LAYERS = {"qwen3": _qwen3_layer, "mimo": _llama_layer}
+_LAYERS = {"qwen3": _qwen3_layer, "qwen3_moe": _qwen3_layer, "mimo": _llama_layer}
 
 
 def _place(name: str) -> tuple[str, str | int | None]:

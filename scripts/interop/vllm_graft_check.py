@@ -50,18 +50,22 @@ TRUNKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {}, {}),
+    "qwen3_moe": ("qwen3_moe", {}, {}),
     "mistral": ("llama", _MISTRAL, {}),
     "llama wide": ("llama", {}, _WIDE),
     "qwen3 wide": ("qwen3", {}, _WIDE),
+    "qwen3_moe wide": ("qwen3_moe", {}, _WIDE),  # as Qwen3-30B-A3B is
     "mistral wide": ("llama", _MISTRAL, _WIDE),
 }
+# Families of their own, which grafting leaves as they are; the others become MiMo's.
+_OWN_LAYOUT = ("qwen3", "qwen3_moe")
 
 
 def make_trunk_and_head(name: str, work: Path) -> tuple[Path, Path]:
     """A trunk without a head, and a model that has the head grafted."""
     kind, own, sizes = TRUNKS[name]
     made: dict[str, Any] = {"dtype": "F32", **sizes}
-    if kind == "qwen3":
+    if kind in _OWN_LAYOUT:
         trunk = write_tiny(kind, work / "trunk", with_head=False, **made)
         return trunk, write_tiny(kind, work / "model", **made)
     trunk = write_tiny(kind, work / "trunk", **made, **own)
@@ -108,7 +112,7 @@ def check(
     headstart("export", model, "--format", "vllm", "--out", head)
     is_stock = "wide" not in name
     # vLLM's class zeroes an embedding that Qwen3's layout keeps; ours does as the layout says.
-    own = ours(trunk, DEPTH, head=head, layout="vllm" if name == "qwen3" else "own")
+    own = ours(trunk, DEPTH, head=head, layout="vllm" if name in _OWN_LAYOUT else "own")
     plain = ours(trunk, 0, layout="own").tokens
     variables = WITHOUT if is_stock else with_plugin(site)
     with Vllm(python, work / "vllm.log", work, variables) as vllm:

@@ -34,7 +34,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mimo"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "mimo"])
 def test_a_head_that_vllms_class_fits_is_written_for_it(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -62,7 +62,7 @@ def test_qwen3s_fusion_is_written_the_other_way_round(tiny: Tiny, tmp_path: Path
     assert not found["model.mtp_layers.0.self_attn.k_proj.bias"].any()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mimo"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "mimo"])
 def test_another_geometry_is_written_for_our_own_class(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -79,12 +79,13 @@ def test_a_plain_head_of_a_quantised_trunk_needs_our_class(tiny: Tiny, tmp_path:
     assert config["architectures"] == [PLUGIN] and "quantization_config" not in config
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("changes", [{}, WIDE], ids=["vLLM's class", "ours"])
 def test_our_engine_drafts_with_the_folder_as_with_the_model(
-    changes: dict[str, Any], tiny: Tiny, tmp_path: Path
+    changes: dict[str, Any], family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
-    model = tiny("qwen3", dtype="F32", **changes)
-    trunk = tiny("qwen3", dtype="F32", with_head=False, **changes)
+    model = tiny(family, dtype="F32", **changes)
+    trunk = tiny(family, dtype="F32", with_head=False, **changes)
     head = exported(model, tmp_path / "head")
     prompts = make_prompts(3)
     inside = run(start(model, speculate=2), prompts, greedy())
@@ -132,9 +133,12 @@ def value(built: Any, flag: str) -> Any:
     return json.loads(built.argv[built.argv.index(flag) + 1])
 
 
-def test_launch_adds_what_vllms_class_asks_of_the_trunks_config(tiny: Tiny, tmp_path: Path) -> None:
-    head = exported(tiny("qwen3"), tmp_path / "head")
-    trunk = tiny("qwen3", with_head=False)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_launch_adds_what_vllms_class_asks_of_the_trunks_config(
+    family: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    head = exported(tiny(family), tmp_path / "head")
+    trunk = tiny(family, with_head=False)
     built = launched(trunk, head, speculate=2)
     assert value(built, "--speculative-config") == {
         "method": "mtp", "model": str(head), "num_speculative_tokens": 2,

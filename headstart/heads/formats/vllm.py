@@ -1,9 +1,9 @@
 """A head's folder for vLLM's `--speculative-config {"model": ...}`, beside a trunk as it was.
 
-vLLM knows no heads of Llama, Qwen2, Qwen3 or Mistral trunks. Its class for MiMo-7B runs them all
-the same, from a folder of their own, where their attention has the geometry that it assumes: heads
-of hidden_size / num_attention_heads. For others, and beside a quantised trunk, the folder names our
-own class, which Headstart's plugin brings (docs/vllm.md).
+vLLM knows no heads of Llama, Qwen2, Qwen3 (dense and MoE) or Mistral trunks. Its class for MiMo-7B
+runs them all the same, from a folder of their own, where their attention has the geometry that it
+assumes: heads of hidden_size / num_attention_heads. For others, and beside a quantised trunk, the
+folder names our own class, which Headstart's plugin brings (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ STOCK, PLUGIN = "MiMoForCausalLM", "HeadstartMTPModel"  # architectures
 PLUGIN_TYPE = "mtp"  # the one type of config that vLLM takes for a head and rewrites by no rule
 _STOCK_TYPE = "qwen2"  # a config class that transformers has; vLLM goes by the architecture
 # family -> what must be added to the trunk's config for vLLM's class, beside the head's count
-FAMILIES: dict[str, dict[str, Any]] = {"mimo": {}, "qwen3": {"qk_norm": True}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mimo": {},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+}
 COUNT = "num_nextn_predict_layers"
 # vLLM takes a draft for one of another method by these parts of its path
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")

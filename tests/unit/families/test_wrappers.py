@@ -144,11 +144,12 @@ def test_a_refusal_names_what_serves_this_very_model() -> None:
         command("mlx", "hy_v4")
 
 
-def test_a_grafted_head_is_served_by_vllm_from_a_folder_of_its_own() -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_a_grafted_head_is_served_by_vllm_from_a_folder_of_its_own(name: str) -> None:
     with pytest.raises(LaunchError, match="--format vllm --out DIR"):
-        command("vllm", "qwen3")
+        command("vllm", name)
     with pytest.raises(LaunchError, match="These do: vLLM"):
-        command("sglang", "qwen3")
+        command("sglang", name)
 
 
 def test_k_and_runners_of_the_new_families() -> None:

@@ -128,7 +128,7 @@ def test_a_llama_4_without_head_is_refused_with_its_state() -> None:
         ("declared-but-missing", "deepseek_v3", "headstart restore"),
         ("partial", "deepseek_v3", "1 tensors missing, first model.layers.61.eh_proj"),
         ("absent", "llama", "headstart graft"),
-        ("absent", "qwen3_moe", "EAGLE-3"),
+        ("absent", "solar_open", "EAGLE-3"),
         ("absent", "headstart_head", "headstart launch MODEL --head"),
     ],
 )
