@@ -15,7 +15,7 @@ from headstart.families.runtime import Runtime
 
 FAMILY = Family(
     name="qwen3_moe",
-    title="Qwen3 MoE (30B-A3B, 235B-A22B, Coder) with a grafted or privately trained head",
+    title="Qwen3-MoE (30B-A3B, 235B-A22B, Coder) with a grafted head",
     model_types=("qwen3_moe",),
     architectures=("Qwen3MoeForCausalLM",),
     count_field="mtp_num_hidden_layers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from support.head_edits import tensors
 from support.tiny_fixture import Tiny
 
 from headstart.errors import ConfigError, LaunchError, UnsupportedFamily
+from headstart.families.registry import family as family_named
 from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import format_of, head_in, open_any, open_head, open_model
-from headstart.heads.formats.vllm import PLUGIN, STOCK, VOCAB_FILE, check_folder_name
+from headstart.heads.formats.vllm import PLUGIN, STOCK, VOCAB_FILE, check_folder_name, plan
 from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build
 from headstart.vocab.draft_vocab import DraftVocab
@@ -71,6 +73,36 @@ def test_another_geometry_is_written_for_our_own_class(
     assert config["architectures"] == [PLUGIN] and config["model_type"] == "mtp"
     assert config["headstart_head"] == {"family": family}
     assert all(name.startswith("modules.0.") for name in tensors(head))
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_ling_2_is_written_for_our_own_class(is_fused: bool, tiny: Tiny, tmp_path: Path) -> None:
+    """vLLM runs its trunk and has no class for its head, whose block has experts."""
+    model = tiny("bailing_moe_v2", fused_experts=is_fused)
+    head = exported(model, tmp_path / "head")
+    config, found = config_of(head), tensors(head)
+    assert config["architectures"] == [PLUGIN]
+    assert config["headstart_head"] == {"family": "bailing_moe"}
+    assert set(found) == set(family_named("bailing_moe").expected(config, 1))
+    plan_convert(open_head(head), "headstart").write(tmp_path / "back")
+    plan_export(head_in(open_model(tiny("bailing_moe_v2"))), "headstart").write(tmp_path / "direct")
+    back, direct = tensors(tmp_path / "back"), tensors(tmp_path / "direct")
+    assert back.keys() == direct.keys()
+    assert all(torch.equal(back[name], direct[name]) for name in direct)
+    with pytest.raises(UnsupportedFamily, match="reads heads of bailing_hybrid inside their model"):
+        plan(replace(open_head(head), config={**config, "model_type": "bailing_hybrid"}))
+
+
+def test_launch_gives_ling_2_a_head_in_a_folder(tiny: Tiny, tmp_path: Path) -> None:
+    head = exported(tiny("bailing_moe_v2"), tmp_path / "head")
+    trunk = tiny("bailing_moe_v2", with_head=False)
+    built = launched(trunk, head, speculate=2)
+    assert value(built, "--speculative-config")["model"] == str(head)
+    assert any("Headstart's plugin brings the class" in note for note in built.notes)
+    with pytest.raises(LaunchError, match=r"needs vLLM 0\.26\.0 or later"):
+        launched(trunk, head, "0.25.0")
+    with pytest.raises(LaunchError, match="Launch the trunk that the head was grafted onto"):
+        launched(tiny("bailing_moe_v2"), head)
 
 
 def test_a_plain_head_of_a_quantised_trunk_needs_our_class(tiny: Tiny, tmp_path: Path) -> None:
