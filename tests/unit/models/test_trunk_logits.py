@@ -122,7 +122,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3, yarn": {"model_type": "qwen3", "rope_scaling": YARN},
     "qwen3_moe": QWEN3_MOE,
-    "qwen3_moe, silent about weights": {**QWEN3_MOE, "norm_topk_prob": None},
+    "qwen3_moe, silent about weights": {
+        name: value for name, value in QWEN3_MOE.items() if name != "norm_topk_prob"
+    },
     "qwen3_moe, dense layers by list": {**QWEN3_MOE, "mlp_only_layers": [0, 2]},
     "qwen3_moe, experts in every other layer": {**QWEN3_MOE, "decoder_sparse_step": 2},
     "qwen3_moe, wide heads": {**QWEN3_MOE, "head_dim": 16, "num_key_value_heads": 1},
