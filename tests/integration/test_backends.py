@@ -85,7 +85,7 @@ ROUNDED = {
 # Families whose layers others have as well: interpreted kernels run them in long runs only.
 _ALIKE = {
     "glm4_moe_lite", "glm_moe_dsa", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_next",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next",
 }  # fmt: skip
 PAIRS = [
     (case, family)
