@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("--swaps", type=int, default=4)
     parser.add_argument("--speculate", type=int, default=3)
     parser.add_argument("--draft-weights", default="auto")
-    parser.add_argument("--noise", type=float, default=2.0, help="in the weak head, by tensor")
+    parser.add_argument("--noise", type=float, default=60.0, help="in the weak head, by tensor")
     given = parser.parse_args()
     following = agreement_of(Path(given.model)).following.tolist()
     draw = random.Random(0)

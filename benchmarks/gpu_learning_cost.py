@@ -6,7 +6,7 @@ MODEL is a calibrated checkpoint. A server with `--learn` first has nothing to l
 its learner sleeps; then it keeps some answers, and from its third step on the same load is measured
 again. Prompts are token ids drawn at random, answers have a fixed length and are streamed to up to
 eight client processes: one alone would be slower than the server. A load has several requests of
-each stream, so that it lasts for many of the half seconds in which learning gets its share. Of each
+each stream, so that it lasts for many of the periods in which learning gets its share. Of each
 load: tokens per second, and the time between two chunks of a stream (median, 99th percentile,
 longest), over the tokens that came with the later one.
 """

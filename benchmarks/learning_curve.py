@@ -34,6 +34,8 @@ from learning_server import Answered, Server, cpu_name, gains, lengths
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
+from headstart.learn.folder import Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
@@ -155,6 +157,9 @@ def learn(arguments: argparse.Namespace) -> None:
     """
     work: Path = arguments.work
     model, folder, seen = ready(), work / "learn", work / "seen"
+    if (serving := LearnedHeads(Folder(folder)).serving) is not None:
+        raise SystemExit(f"{folder} serves head {serving.name} already: what is measured before "
+                         "is of the first one. Give another --work.")  # fmt: skip
     shutil.rmtree(seen, ignore_errors=True)
     seen.mkdir()
     _, measured = asked(arguments)

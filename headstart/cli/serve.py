@@ -126,7 +126,7 @@ def _start_learning(
 ) -> tuple[Learning, EngineOptions]:  # fmt: skip
     """The learner, and options of the engine: both draft with the vocabulary that learning renewed,
     unless the user gave another, or none ships for the model."""
-    from headstart.learn.starting import is_on, open_folder, start_lines
+    from headstart.learn.starting import is_gpu, is_on, open_folder, start_lines
     from headstart.learn.supervisor import Learning
 
     log = logging.getLogger("headstart.learn")
@@ -136,8 +136,9 @@ def _start_learning(
         log.info(line)
     task = open_folder(learn, model, head, device=options.device, dtype="auto")
     learning = Learning(
-        learn, lambda served: replace(task, head=str(served)), shares_device=shares_device
-    )
+        learn, lambda served: replace(task, head=str(served)), shares_device=shares_device,
+        is_gpu=is_gpu(device),
+    )  # fmt: skip
     renewed = learning.renewed_vocab
     if renewed is not None and options.draft_vocab is not None and not is_vocab_given:
         options = replace(options, draft_vocab=str(renewed))

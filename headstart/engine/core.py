@@ -32,6 +32,7 @@ from headstart.engine.state_cache import StatePlan, StatePool
 from headstart.vocab.draft_vocab import DraftVocab
 
 _NEW_OBJECTS = 10_000  # that are left over, after which the collector looks at them; usually 700
+_USUAL: list[tuple[int, int, int]] = []  # thresholds that engines found: the first is the usual
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,14 @@ def _keep_pauses_short(owner: Loop) -> None:
     gc.collect()
     gc.freeze()
     usual = gc.get_threshold()
+    _USUAL.append(usual)
     gc.set_threshold(max(_NEW_OBJECTS, usual[0]) if usual[0] else 0, *usual[1:])  # 0: never
-    weakref.finalize(owner, _collect_as_before, usual)
+    weakref.finalize(owner, _collect_as_before)
 
 
-def _collect_as_before(thresholds: tuple[int, int, int]) -> None:
+def _collect_as_before() -> None:
     gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    first = _USUAL[0]
+    _USUAL.pop()
+    if not _USUAL:  # no other engine is left
+        gc.set_threshold(*first)

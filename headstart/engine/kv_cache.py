@@ -118,8 +118,6 @@ class BlockPool:
     def num_shared(self, first: Sequence[int], second: Sequence[int]) -> int:
         """Tokens of the blocks that both texts begin with."""
         low, high = 0, min(len(first), len(second))
-        if first[:1] != second[:1]:  # as most texts
-            return 0
         while low < high:
             middle = (low + high + 1) // 2
             if first[low:middle] == second[low:middle]:

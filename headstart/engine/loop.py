@@ -73,6 +73,7 @@ class Loop:
         decided = [work.request for work in plan if work.request.id in verdicts]
         self._enter_rounds()
         self._draft(decided)
+        self._register_prompts(plan)
         self._release_siblings(decided)
         self._retire()
         if self.rounds is None:
@@ -255,6 +256,14 @@ class Loop:
         if self.drafter is not None:
             final = min(final, self.drafter.num_final(request))
         self.scheduler.register(request, final)
+
+    def _register_prompts(self, plan: Sequence[Work]) -> None:
+        """What the head has read in this step, too: requests that waited for it find it next."""
+        in_rounds = self.rounds.requests if self.rounds is not None else {}
+        for work in plan if self.drafter is not None else ():
+            request = work.request
+            if work.start < request.num_prompt and request not in in_rounds:
+                self._register(request)
 
     def _release_siblings(self, decided: list[Request], *, is_registered: bool = False) -> None:
         """Samples that waited for the first one to read the prompt may find it cached now."""

@@ -77,6 +77,8 @@ class MaskThreads:
         wanted = self._num_helping(self._seconds, len(shared))
         if wanted > 0:
             self._begun = self._start(shared, range(len(shared)), wanted)
+        else:  # nothing says what they take now: one call is tried again
+            self._first_seconds *= _FADING
 
     def words(self, asked: _Asked) -> list[Masks]:
         """`GuardedGrammar.words` of each grammar and its drafts."""

@@ -70,6 +70,7 @@ class Scheduler:
         self.pool, self._options, self.states = pool, options, states
         self._max_rows, self._max_running = options.num_rows, options.num_requests
         self.waiting: list[Request] = []
+        self._shared: dict[str, dict[str, int]] = {}  # tokens of waiting ones that others read
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._restarted: list[Request] = []
@@ -105,6 +106,7 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
+        self._shared.pop(request.id, None)
         self._give_back(request)
         request.blocks = []
         request.state = State.FINISHED
@@ -219,8 +221,9 @@ class Scheduler:
     def _admit(self, works: dict[str, Work], budget: int, room: int) -> None:
         for request in self.waiting:
             request.waited_steps += 1
+        num_reserved = 0  # places of requests that wait for what others read
         for request in sorted(self.waiting, key=_importance):
-            if len(self.running) >= self._max_running:
+            if len(self.running) + num_reserved >= self._max_running:
                 return
             hit: list[int] | None = self.pool.match(
                 request.tokens, request.digests, request.cache_root
@@ -233,6 +236,7 @@ class Scheduler:
             if hit is None:
                 return
             if self._is_being_read(request, len(hit) * self.pool.block_size):
+                num_reserved += 1
                 continue
             self.pool.take(hit)
             request.blocks = list(hit)
@@ -248,6 +252,7 @@ class Scheduler:
             if request.stats.queue_seconds is None:
                 request.stats.queue_seconds = time.perf_counter() - request.created
             self.waiting.remove(request)
+            self._shared.pop(request.id, None)
             self.running.append(request)
             works[request.id] = _work(request, rows)
             budget -= rows
@@ -255,7 +260,8 @@ class Scheduler:
     def _is_being_read(self, request: Request, found: int) -> bool:
         """Whether a running request reads most of what this one lacks, which is cached then.
 
-        Requests that begin together with one long prefix would all read it otherwise.
+        Requests that begin together with one long prefix would all read it otherwise. A request
+        that is less important gets rows last, so it is not waited for.
         """
         if not self.pool.is_caching or self.states is not None or request.is_scoring:
             return False
@@ -264,7 +270,12 @@ class Scheduler:
             others = len(other.tokens) - other.num_computed
             if others <= 1 or other.cache_root != request.cache_root:  # it generates
                 continue
-            shared = self.pool.num_shared(request.tokens, other.tokens) - found
+            if _importance(other) > _importance(request):
+                continue
+            known = self._shared.setdefault(request.id, {})
+            if other.id not in known:  # texts that are read do not change
+                known[other.id] = self.pool.num_shared(request.tokens, other.tokens)
+            shared = known[other.id] - found
             if shared >= max(_WORTH_WAITING, left / 2, others / 2):
                 return True
         return False

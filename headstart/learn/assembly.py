@@ -16,6 +16,8 @@ from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
+from headstart.learn.known import NAME as KNOWN
+from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
 from headstart.learn.store import Store
 from headstart.learn.vocabs import served_vocab
@@ -68,6 +70,7 @@ def make_loop(task: Task, tell: Tell) -> LearningLoop:
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
         batch_tokens=options.batch_tokens, least_seconds=task.least_seconds, vocab=vocab,
+        known=KnownWalks(folder.heads / KNOWN),
     )  # fmt: skip
 
 

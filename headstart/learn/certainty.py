@@ -17,6 +17,7 @@ from headstart.sampling.acceptance import Acceptance
 
 _DRAWS = 2000
 FEWEST = 8  # answers; of fewer nothing is certain
+_MANY = 64  # from which on the measured value is nearer to the truth than a per cent, mostly
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,16 @@ class Gain:
         return self.answers >= FEWEST and self.low > 0
 
     def is_worse_by(self, share: float) -> bool:
-        """Whether the measured length is lower by more than `share`."""
+        """Whether the length is lower by more than `share`: as measured, with few answers only if
+        that is certain."""
+        if self.answers < _MANY:
+            return self.answers >= FEWEST and self.high < -share
         return self.value < -share
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether there are enough answers for a per cent to mean something."""
+        return self.answers >= _MANY
 
 
 def counted(kind: str, counters: Iterable[Acceptance]) -> Walked:

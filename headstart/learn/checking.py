@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.learn.certainty import FEWEST, Gain, Walked, compare, first_rate
+from headstart.learn.known import KnownWalks
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -65,14 +66,13 @@ class Verdict:
 class Checker:
     """Remembers how the serving head walked each answer: only the new head walks all of them.
 
-    On what was known, heads are compared with the first one that walked an answer: small losses of
-    one head after another would add up.
+    On what was known, heads are compared with the first one that walked an answer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, known: KnownWalks | None = None) -> None:
         self._serving: dict[str, Walked] = {}
         self.learned: dict[str, Walked] = {}  # by the head that was checked last
-        self._first: dict[str, Walked] = {}  # of the base
+        self._known = known or KnownWalks()  # of the base
 
     def swapped(self, *, is_learned: bool) -> None:
         """Another head serves: the one that was checked last, or any other."""
@@ -86,13 +86,11 @@ class Checker:
     def check(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> Verdict:
         """Of the head nearest to the learned one that keeps what was known."""
         self.prepare(recent, base, walk)
-        self._first = {
-            r.id: self._serving[r.id] for r in base if r.id in self._serving
-        } | self._first
+        first = self._known.of(base, self._serving)
         losses: list[float] = []
         for share in SHARES:
             found = dict(walk(base, share))
-            on_base = _gain(base, self._first, found)
+            on_base = _gain(base, first, found)
             losses.append(on_base.value)
             if not on_base.is_worse_by(WORST_ON_BASE):
                 break

@@ -18,7 +18,9 @@ from headstart.learn.process import Task
 from headstart.processes import python_command
 
 _log = logging.getLogger("headstart.learn")
-_PERIOD_SECONDS = 0.5  # in which learning gets its share, while requests run
+# In which learning gets its share, while requests run. Two processes on one GPU take turns: what a
+# learner gets at once, some rounds wait for, so its turns there are shorter than a round.
+_PERIOD_SECONDS, _GPU_PERIOD_SECONDS = 0.5, 0.01
 _LOOK_SECONDS = 0.02  # between two looks at whether requests run
 _BUSY_SECONDS = 1.0  # after the last request, that the server still counts as busy
 _MODULE = "headstart.learn.process"
@@ -27,12 +29,17 @@ Heard = Callable[[str, dict[str, Any]], None]
 
 
 class Child:
-    """One process; `heard` is called in a thread of its own with every event."""
+    """One process; `heard` is called in a thread of its own with every event.
 
-    def __init__(self, task: Task, heard: Heard):
+    shares_gpu: it learns on the GPU that serves.
+    """
+
+    def __init__(self, task: Task, heard: Heard, *, shares_gpu: bool = False):
         self._heard = heard
         # Threads of numeric libraries that spin would take cores that requests need.
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+        if shares_gpu:  # what was launched ahead would run on after the process is stopped
+            environment["CUDA_LAUNCH_BLOCKING"] = "1"
         self._process = subprocess.Popen(
             python_command(_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=environment, text=True, start_new_session=True,
@@ -99,8 +106,12 @@ class Child:
 class Pace:
     """Lets a process run when the server is idle, and a share of the time when it is not."""
 
-    def __init__(self, send: Callable[[int], None], share: float, is_busy: Callable[[], bool]):
+    def __init__(
+        self, send: Callable[[int], None], share: float, is_busy: Callable[[], bool], *,
+        shares_gpu: bool = False,
+    ):  # fmt: skip
         self._send, self._share, self._is_busy = send, share, is_busy
+        self._period = _GPU_PERIOD_SECONDS if shares_gpu else _PERIOD_SECONDS
         self._end = threading.Event()
         self._is_stopped = False
         self._last_busy = -_BUSY_SECONDS
@@ -122,14 +133,17 @@ class Pace:
                 self._end.wait(_LOOK_SECONDS)
                 continue
             started = time.monotonic()
-            run = self._share * _PERIOD_SECONDS
+            run = self._share * self._period
             if run > 0:
                 self._continue()
                 self._end.wait(run)
+                run = time.monotonic() - started  # a thread wakes up late
+            # So much later its share of the time is not more than that.
+            until = started + max(self._period, run / self._share if self._share else 0.0)
             if self._share < 1:
                 self._stop()
-                while self._busy() and time.monotonic() - started < _PERIOD_SECONDS:
-                    if self._end.wait(_LOOK_SECONDS):
+                while self._busy() and (left := until - time.monotonic()) > 0:
+                    if self._end.wait(min(left, _LOOK_SECONDS)):
                         break
             self.busy_seconds += time.monotonic() - started
             self.shared_seconds += run

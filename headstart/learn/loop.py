@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from headstart.errors import HeadstartError
 from headstart.learn.certainty import FEWEST, compare
 from headstart.learn.checking import WORST_ON_BASE, Checker, Verdict
+from headstart.learn.known import KnownWalks
 from headstart.learn.mixing import Mix
-from headstart.learn.steering import MOST_BASE, Steering
+from headstart.learn.steering import Steering
 from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining, NotFinite
 from headstart.learn.vocabs import FILE, renewed, write_vocab
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
 
 FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
-_RECENT = 128  # held-out answers that heads are compared on, newest first
+_RECENT, _FEW_RECENT = 128, 64  # held-out answers that heads are compared on, newest first
 # Of the base, or older ones. A loss of a per cent is to be told from none (docs/lab-log.md).
 NUM_BASE = 192
 _REFRESH_SECONDS = 1.0
@@ -52,18 +53,18 @@ class LearningLoop:
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
         tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 60.0,
-        vocab: DraftVocab | None = None,
+        vocab: DraftVocab | None = None, known: KnownWalks | None = None,
         clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
         """out: where the next head goes. least_seconds: of training between two checks. vocab: that
-        is served. clock: of the work that is done, not of waiting."""
+        is served. known: of the first head. clock: of the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
         self._mix = Mix(base.train, self._steering.base_share)
         self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
         self._vocab = vocab
-        self._checker = Checker()
+        self._checker = Checker(known)
         self._train: list[Record] = []
         self._heldout: list[Record] = []
         self._refreshed = -_REFRESH_SECONDS
@@ -131,6 +132,7 @@ class LearningLoop:
         rested = self._texts_at_rest
         if rested is not None and self._new_at_rest > _WAKING * rested:
             self._texts_at_rest, self._rate_share = None, 1.0
+            self._steering.begin_anew()
 
     def _count_tokens(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -166,7 +168,7 @@ class LearningLoop:
         started = self._clock()
         verdict = self._checker.check(recent, base, self._training.walk)
         self._check_seconds, self._trained_seconds = self._clock() - started, 0.0
-        mix, may_protect = self._mix, self._mix.base_share < MOST_BASE
+        mix, may_protect = self._mix, self._steering.can_protect and verdict.base.is_telling
         self._steering.checked(verdict)
         mix.base_share, mix.weights = self._steering.base_share, self._steering.weights
         self._tell("checked", {
@@ -220,10 +222,13 @@ class LearningLoop:
     def _compared(self) -> tuple[list[Record], list[Record]]:
         """Held-out answers that heads are compared on: recent ones, and what was known.
 
-        Without a base, what was known is what older texts show.
+        Without a base, what was known is what older texts show, up to half of all.
         """
-        base = list(self._base.heldout) or self._heldout[:-_RECENT]
-        return self._heldout[-_RECENT:], base[:NUM_BASE]
+        number, base = _RECENT, list(self._base.heldout)
+        if not base:
+            number = min(_RECENT, max(_FEW_RECENT, len(self._heldout) // 2))
+            base = self._heldout[:-number]
+        return self._heldout[-number:], base[:NUM_BASE]
 
     def _rejected(self, verdict: Verdict) -> None:
         if verdict.recent.high < 0:  # certainly worse

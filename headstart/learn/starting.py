@@ -20,6 +20,7 @@ from headstart.heads.formats import open_head, open_runnable
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.known import NAME as KNOWN
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.models.build import resolve_device
@@ -62,9 +63,17 @@ def open_folder(
     )  # fmt: skip
 
 
+def is_gpu(device: str) -> bool:
+    return _named(device).startswith("cuda")
+
+
+def _named(device: str) -> str:
+    return str(resolve_device(device)) if device == "auto" else device
+
+
 def is_on(device: str, other: str) -> bool:
     """Whether two names mean one device."""
-    names = [str(resolve_device(name)) if name == "auto" else name for name in (device, other)]
+    names = _named(device), _named(other)
     (kind, _, index), (other_kind, _, other_index) = (name.partition(":") for name in names)
     return kind == other_kind and (index or "0") == (other_index or "0")
 
@@ -84,6 +93,7 @@ def _check_model(folder: Folder, known: Mapping[str, str], source: Head) -> None
     if heads.serving is not None:
         _log.warning("learning: another head is served than before: it begins anew from that one")
         heads.begin_anew()
+    (folder.heads / KNOWN).unlink(missing_ok=True)  # it is of the head before
     plan_export(source, "headstart", name="learn").write(folder.heads / START, overwrite=True)
     write_whole(path, (json.dumps(known) + "\n").encode(), is_only_writer=True)
 

@@ -3,7 +3,7 @@
 Waiting until a head has lost too much of what was known, and then refusing it, would waste the
 steps that led there. So the base gets more of each step, at a lower rate, as soon as half of what
 may be lost is lost, and less again when it is not needed. Kinds of requests whose drafts have
-gained less than those of others come oftener, up to twice as often as they were asked.
+gained less than those of others get a larger weight, up to twice that which they were asked with.
 """
 
 from __future__ import annotations
@@ -35,8 +35,18 @@ class Steering:
         self._checked: dict[str, float] = {}  # the same with the head that was checked last
         self.weights: dict[str, float] = {}
 
+    @property
+    def can_protect(self) -> bool:
+        """Whether there is still something to give to what was known."""
+        has_share = self._least_base > 0 and self.base_share < MOST_BASE
+        return has_share or self.rate_share > _LOWEST
+
+    def begin_anew(self) -> None:
+        """From a head that has lost nothing, or with new texts."""
+        self.base_share, self.rate_share = self._least_base, 1.0
+
     def checked(self, verdict: Verdict) -> None:
-        loss = -verdict.learned_base
+        loss = -verdict.learned_base if verdict.base.is_telling else 0.0
         if loss > WORST_ON_BASE:
             self._protect(_MUCH_MORE, _MUCH_SLOWER)
         elif loss > WORST_ON_BASE / 2:
@@ -56,6 +66,8 @@ class Steering:
     def served(self, *, is_learned: bool) -> None:
         """The head that was checked last serves, or any other."""
         self._lengths = self._checked if is_learned else {}
+        if not is_learned:
+            self.begin_anew()
 
 
 def weights(lengths: Mapping[str, float]) -> dict[str, float]:

@@ -41,11 +41,13 @@ class Learning:
     """One server's learning, from start to end. Methods may be called in any thread."""
 
     def __init__(
-        self, options: LearnOptions, task: Callable[[Path], Task], *, shares_device: bool = True
-    ):
+        self, options: LearnOptions, task: Callable[[Path], Task], *, shares_device: bool = True,
+        is_gpu: bool = False,
+    ):  # fmt: skip
         """task: what the learner is started with, for the head that serves. shares_device: whether
-        the learner runs on the device that serves."""
+        the learner runs on the device that serves; is_gpu: whether that is a GPU."""
         assert options.learn is not None
+        self._shares_gpu = shares_device and is_gpu
         self.options, self._task, self._shares_device = options, task, shares_device
         self.folder = Folder(options.learn)
         self._lock = self.folder.lock()
@@ -87,8 +89,12 @@ class Learning:
     def start(self) -> None:
         """Start the learner; it loads its model while the caller loads its own."""
         self.collector.start()
-        self._child = Child(self._task(self.serving_path), self._heard)
+        self._child = self._new_child()
         self._thread.start()
+
+    def _new_child(self) -> Child:
+        task = self._task(self.serving_path)
+        return Child(task, self._heard, shares_gpu=self._shares_gpu)
 
     def wait_for_memory(self) -> None:
         """Where both use one device, until the learner has taken its memory: K/V gets the rest."""
@@ -100,7 +106,7 @@ class Learning:
     def attach(self, swap: Swap, is_busy: Callable[[], bool]) -> None:
         """There is an engine now; returns at once, so that the engine's thread may call it."""
         share = self.options.learn_share if self._shares_device else 1.0
-        self._pace = Pace(self._send, share, is_busy)
+        self._pace = Pace(self._send, share, is_busy, shares_gpu=self._shares_gpu)
         self._pace.start()
         self._swap = swap
         self._wake.set()
@@ -272,7 +278,7 @@ class Learning:
                        "on with head %s", code, self.serving_name)  # fmt: skip
             return
         _log.warning("learning: the learner ended (%d) and is started again", code)
-        self._child = Child(self._task(self.serving_path), self._heard)
+        self._child = self._new_child()
 
     def _write_status(self, state: str) -> None:
         write_status(self.folder, json.dumps({**self.facts(), "state": state}) + "\n")

@@ -9,6 +9,7 @@ from support.engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded
 from support.tiny_fixture import Tiny
 
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine import scheduler
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
@@ -198,3 +199,17 @@ def test_token_ids_in_and_out_need_no_tokenizer(
     assert len(engine.generate([[3, 4, 5]], params)[0].outputs[0].token_ids) == 4
     with pytest.raises(AssertionError, match="asked for"):
         engine.generate(["wordax"], params)
+
+
+def test_what_another_request_reads_is_cached_in_the_next_step(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the head reads a prompt after the trunk, and what it had read was not cached."""
+    monkeypatch.setattr(scheduler, "_WORTH_WAITING", 16)
+    engine = start(soft(tiny), speculate=3)
+    shared = [3 + i % 50 for i in range(48)]
+    asked = [engine.add([*shared, own], seeded(max_tokens=4)) for own in (7, 8, 9)]
+    while engine.has_work:
+        engine.step()
+    cached = [engine.collect(name).outputs[0].stats.num_cached_tokens for name in asked]
+    assert cached == [0, 48, 48]

@@ -11,9 +11,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
+from copy import copy
 from typing import Any
 
-from headstart.errors import MissingExtra, RequestError, install
+from headstart.errors import HeadstartError, MissingExtra, RequestError, install
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.specs import GrammarSpec
 from headstart.server.grammars.token_grammar import Allowance, KnownTokens, TokenGrammar
@@ -61,14 +62,15 @@ class GrammarCompiler:
             )
         with self._lock:
             known = self._compiled.get(spec)
+            under_way = self._under_way.get(spec)
             if known is not None:
                 self._compiled.move_to_end(spec)
-                return self._at_start(known[0])
-            under_way = self._under_way.get(spec)
-            if under_way is None:
+            elif under_way is None:
                 own = self._under_way[spec] = Future()
+        if known is not None:
+            return self._at_start(known[0])
         if under_way is not None:
-            return self._at_start(under_way.result())
+            return self._at_start(_result_of(under_way))
         try:
             own.set_result(self._compile(spec))
         except BaseException as error:
@@ -152,3 +154,11 @@ def _xgrammar() -> Any:
             f"grammars need xgrammar, which is not installed. Install it: {install('serve')}."
         ) from error
     return xgrammar
+
+
+def _result_of(under_way: Future[Any]) -> Any:
+    """Of what another request compiles; an error of its own, which gets the name of its field."""
+    try:
+        return under_way.result()
+    except HeadstartError as error:
+        raise copy(error) from None

@@ -81,3 +81,38 @@ def test_a_request_that_leaves_is_not_waited_for_any_longer() -> None:
 def test_whole_blocks_are_shared(first: list[int], second: list[int], shared: int) -> None:
     assert made().pool.num_shared(first, second) == shared
     assert made().pool.num_shared(second, first) == shared
+
+
+def test_a_request_that_waits_for_a_reader_keeps_its_place() -> None:
+    """A later request would take it for a whole answer."""
+    own = made(max_running_requests=2)
+    own.add(beginning("a", LONG, 20))
+    own.add(beginning("b", LONG, 20, 1))
+    own.add(request("c", 30, 2))
+    assert set(run(own, own.plan())) == {"a"}
+    assert run(own, own.plan())["b"] == (LONG, 20, 0)
+
+
+def test_a_less_important_reader_is_not_waited_for() -> None:
+    own = made()
+    first = beginning("a", LONG, 20)
+    first.priority = 5
+    own.add(first)
+    assert set(own.plan()[0].request.id) == {"a"}
+    own.add(beginning("b", LONG, 20, 1))
+    assert "b" in {work.request.id for work in own.plan()}
+
+
+def test_texts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, asked = scheduler(2000, max_batched_tokens=64), []
+    num_shared = own.pool.num_shared
+    monkeypatch.setattr(
+        own.pool, "num_shared", lambda *texts: asked.append(1) or num_shared(*texts)
+    )
+    own.add(beginning("a", LONG, 20))
+    own.add(beginning("b", LONG, 20, 1))
+    for _ in range(4):
+        assert set(run(own, own.plan())) == {"a"}
+    assert len(asked) == 1 and own._shared == {"b": {"a": LONG}}
+    own.remove(own.waiting[0])
+    assert not own._shared

@@ -6,6 +6,7 @@ import random
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headstart.learn.certainty import Walked, compare, length
@@ -39,6 +40,7 @@ def test_nothing_to_compare_is_no_gain() -> None:
 class _Record:
     def __init__(self, name: str, category: str):
         self.id, self.category = name, category
+        self.ids = np.frombuffer(name.encode(), np.uint8)
 
 
 def verdict(recent: float, base: float) -> object:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 
-from headstart.learn.child import Pace
+import pytest
+
+from headstart.learn import child
+from headstart.learn.child import Child, Pace
+from headstart.learn.process import Task
 
 
 def paced(share: float, *, busy: bool, seconds: float) -> tuple[float, Pace]:
@@ -37,3 +42,32 @@ def test_while_requests_run_it_gets_its_share_at_most() -> None:
 def test_without_requests_it_runs_and_a_share_of_nothing_is_nothing() -> None:
     assert paced(0.2, busy=False, seconds=0.2)[0] > 0.9
     assert paced(0.0, busy=True, seconds=0.4)[1].shared_seconds == 0
+
+
+def test_beside_rounds_of_a_gpu_its_turns_are_short_and_its_share_is_kept() -> None:
+    sent: list[int] = []
+    pace = Pace(sent.append, 0.1, lambda: True, shares_gpu=True)
+    pace.start()
+    time.sleep(0.6)
+    pace.close()
+    assert sent.count(signal.SIGSTOP) > 10  # two with half-second periods
+    assert pace.shared_seconds <= 0.11 * pace.busy_seconds + 0.02  # however late threads wake up
+
+
+@pytest.mark.parametrize("shares_gpu", [True, False])
+def test_kernels_that_were_launched_end_before_the_process_goes_on(
+    shares_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process would still have what it launched ahead run beside rounds."""
+    code = "import json, os; print(json.dumps({'event': os.getenv('CUDA_LAUNCH_BLOCKING', 'no')}))"
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    monkeypatch.setattr(child, "python_command", lambda module: [sys.executable, "-c", code])
+    heard: list[str] = []
+    task = Task(
+        folder="", model="", head=None, base=None, device="cpu", dtype="auto", max_bytes=1,
+        overrides={},
+    )  # fmt: skip
+    started = Child(task, lambda name, facts: heard.append(name), shares_gpu=shares_gpu)
+    started.is_ready.wait(30)
+    started.close()
+    assert heard[0] == ("1" if shares_gpu else "no")

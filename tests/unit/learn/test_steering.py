@@ -101,7 +101,7 @@ def test_a_loop_protects_what_was_known_as_its_checks_say(tmp_path: Path) -> Non
         )  # fmt: skip
     told: list[tuple[str, Any]] = []
     ticks = iter(range(10**6))
-    base = Base(records("base", 40), records("base", 40))
+    base = Base(records("base", 80), records("base", 80))
     loop = LearningLoop(
         Store(tmp_path, 1 << 20), Forgetting(), base, lambda: tmp_path / "0001",  # type: ignore[arg-type]
         lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
@@ -118,3 +118,55 @@ def test_a_loop_protects_what_was_known_as_its_checks_say(tmp_path: Path) -> Non
     assert dict(told)["step"]["rate"] == pytest.approx(0.5)
     assert set(found["weights"]) == {"a", "b"} and loop._mix.weights == found["weights"]
     assert "with 90 % certainty" in found["reason"]
+
+
+class Forgetful(Scripted):
+    """Every step gains on newer answers and loses as much of older ones."""
+
+    def walk(self, records: Any, share: float) -> dict[str, Walked]:
+        more = int(9 * self._level * share)
+        return {
+            r.id: Walked(r.category, 100, 400 - more if int(r.id[1:]) < 400 else 150 + more)
+            for r in records
+        }
+
+
+def test_without_a_base_a_head_that_forgets_is_given_up(tmp_path: Path) -> None:
+    """Regression: a share of nothing could always be raised, so that no check counted as failed."""
+    with TextWriter(tmp_path) as writer:
+        writer.add(
+            Text(id=f"t{i}", prompt=[i, 2], answer=[3] * 9, kind="a", time=float(i),
+                 finish_reason="stop") for i in range(800)
+        )  # fmt: skip
+    told: list[tuple[str, Any]] = []
+    ticks = iter(range(10**6))
+    training = Forgetful(gain=1.0)
+    loop = LearningLoop(
+        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",  # type: ignore[arg-type]
+        lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
+        clock=lambda: float(next(ticks)),
+    )  # fmt: skip
+    while loop.turn():
+        assert training.num_steps < 500
+    assert told[-1][0] == "rests"
+    verdicts = [facts for name, facts in told if name == "checked"]
+    assert all(found["recent"]["low"] > 0 and not found["is_accepted"] for found in verdicts)
+
+
+def test_what_checks_changed_ends_with_another_head_and_new_texts() -> None:
+    steering = Steering(0.4)
+    steering.checked(checked(-0.02))
+    assert steering.can_protect and steering.rate_share < 1
+    for _ in range(4):
+        steering.checked(checked(-0.02))
+    assert not steering.can_protect
+    steering.served(is_learned=True)
+    assert steering.base_share == MOST_BASE
+    steering.served(is_learned=False)
+    assert (steering.base_share, steering.rate_share) == (0.4, 1.0)
+
+
+def test_few_answers_of_the_base_steer_nothing() -> None:
+    steering, few = Steering(0.4), Gain(2.0, 1.9, -0.05, -0.05, 20)
+    steering.checked(Verdict(_SAME, few, {}, learned_base=-0.05))
+    assert (steering.base_share, steering.rate_share) == (0.4, 1.0)

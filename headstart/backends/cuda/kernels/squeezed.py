@@ -23,28 +23,31 @@ def squeeze_trunk_rows(
     """Fill the rows of a packed pass [M]; `seen`, first rows and numbers of rows [2, B].
 
     Of each request in two lines, which attend apart. The first has all rows of a request with at
-    most `FEW_ROWS`, and the newest token of one with more; the second has the drafts of that one,
-    which are as many as a power of two, like the lines of a program. `seen` is the slot of the
-    first row, -1 where there is none.
+    most `FEW_ROWS`, and the newest token of one with more; the second has the drafts of that one:
+    8 or 16 of them fill the lines of a program. `seen` is the slot of the first row, -1 where there
+    is none.
 
     drafted [B, R]: the newest token and its drafts, of which `limits` [B] count. sources [M]: which
     of [B * R] a row is, 0 for rows behind the last; places [B * R]: the row that each is, and for
     one that does not count the request's last.
     """
     (requests, rows), total, fill = drafted.shape, ids.shape[0], 128
-    seen, starts, counts = torch.empty(3, 2, requests, dtype=torch.int32, device=lengths.device)
+    # Each line begins at a multiple of 16 bytes, so that kernels are compiled for that alone.
+    line = triton.cdiv(requests, 4) * 4
+    found = torch.empty(3, 2, line, dtype=torch.int32, device=lengths.device)
+    seen, starts, counts = found[..., :requests]
     _squeeze_rows[(requests + triton.cdiv(total, fill),)](
         lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
-        starts, counts, tables.stride(0), drafted.stride(0), requests, total, ROWS=rows,
+        starts, counts, tables.stride(0), drafted.stride(0), line, requests, total, ROWS=rows,
         BLOCK=triton.next_power_of_2(rows), REQUESTS=triton.next_power_of_2(requests), FILL=fill,
         PAGE=block_size, FEW=FEW_ROWS, num_warps=1,
     )  # fmt: skip
     return seen, starts, counts
 
 
-@jit(do_not_specialize=["requests", "total"])
+@jit(do_not_specialize=["line", "requests", "total"])
 def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places,
-                  seen, starts, counts, table_stride, drafted_stride, requests, total,
+                  seen, starts, counts, table_stride, drafted_stride, line, requests, total,
                   ROWS: tl.constexpr, BLOCK: tl.constexpr, REQUESTS: tl.constexpr,
                   FILL: tl.constexpr, PAGE: tl.constexpr, FEW: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
@@ -75,7 +78,7 @@ def _squeeze_rows(lengths, left, limits, tables, drafted, ids, positions, kv_slo
         tl.store(seen + request, tl.where(count > 0, first, -1).to(tl.int32))
         tl.store(starts + request, start.to(tl.int32))
         tl.store(counts + request, of_few.to(tl.int32))
-        other = requests + request
+        other = line + request
         tl.store(seen + other, tl.where(has_many, first + 1, -1).to(tl.int32))
         tl.store(starts + other, (start + 1).to(tl.int32))
         tl.store(counts + other, tl.where(has_many, count - 1, 0).to(tl.int32))

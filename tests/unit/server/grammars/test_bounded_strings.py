@@ -13,6 +13,7 @@ import xgrammar
 from headstart.server.grammars import process
 from headstart.server.grammars.bounded_strings import (
     MOST_CHARACTERS,
+    Room,
     quick_strings,
     with_quick_strings,
 )
@@ -147,9 +148,22 @@ def test_a_rule_whose_new_names_are_taken_stays() -> None:
         'root ::= (("\\"" c{0, 2} "\\""))\nc ::= (([a-z]))\nroot_left_1 ::= (("x"))\n'
         'wide ::= (("\\"" root{0, 2} "\\""))\nlast ::= (("\\"" c{1, 1} "\\""))\n'
     )
-    found = quick_strings(text).splitlines()
+    found = quick_strings(text, Room()).splitlines()
     assert found[:4] == text.splitlines()[:4], "names are taken, or it repeats more than characters"
     assert found[4:] == [
         'last ::= (("\\"" last_left_1))', "last_left_1 ::= ((c last_left_0))",
         'last_left_0 ::= (("\\""))',
     ]  # fmt: skip
+
+
+def test_many_long_strings_have_room_for_some_of_them() -> None:
+    """Masks of each grow with the square of its length: thirty would be refused as too large."""
+    names = [f"f{i}" for i in range(30)]
+    schema = {
+        "type": "object", "required": names,
+        "properties": {name: {"type": "string", "maxLength": MOST_CHARACTERS} for name in names},
+    }  # fmt: skip
+    text = process.rewritten(xgrammar, structural_tag(schema))
+    grammar = json.loads(text)["format"]["grammar"]
+    assert grammar.count(f"_left_{MOST_CHARACTERS} ::=") == 4
+    assert grammar.count(f"{{0, {MOST_CHARACTERS}}}") == 26

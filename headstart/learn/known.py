@@ -1,0 +1,72 @@
+"""How the first head walked answers of the base: what later heads are held against.
+
+Kept beside the heads, so that a restart compares with the same head: small losses of one head after
+another would add up otherwise. A head that the server is started with instead begins a new file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headstart.documents import misfit, parse_json
+from headstart.files import read_plain, write_whole
+from headstart.learn.certainty import Walked
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+
+NAME = "known.json"
+
+
+class KnownWalks:
+    """Walks by text; without a path they last as long as the process."""
+
+    def __init__(self, path: Path | None = None):
+        self._path = path
+        self._walks = {} if path is None else _read(path)
+
+    def of(self, records: Sequence[Record], serving: Mapping[str, Walked]) -> dict[str, Walked]:
+        """Walks by name of a record; where there is none yet, the serving head's from now on."""
+        names = {record.id: _text(record) for record in records}
+        known = {
+            text: self._walks.get(text) or serving[name]
+            for name, text in names.items()
+            if text in self._walks or name in serving
+        }
+        if known != self._walks:
+            self._walks = known
+            self._write()
+        return {name: known[text] for name, text in names.items() if text in known}
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps({name: asdict(walked) for name, walked in self._walks.items()})
+        with contextlib.suppress(OSError):  # a full disk: the next check tries again
+            write_whole(self._path, text.encode() + b"\n", is_only_writer=True)
+
+
+def _text(record: Record) -> str:
+    return hashlib.sha256(record.ids.tobytes()).hexdigest()[:32]
+
+
+def _read(path: Path) -> dict[str, Walked]:
+    """What is there; nothing where it cannot be read: it is then made anew."""
+    try:
+        found = parse_json(read_plain(path))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict) or not all(map(_is_walk, found.values())):
+        return {}
+    return {name: Walked(**own) for name, own in found.items()}
+
+
+def _is_walk(found: object) -> bool:
+    names = {each.name for each in fields(Walked)}
+    return isinstance(found, dict) and set(found) == names and misfit(Walked, found) is None
