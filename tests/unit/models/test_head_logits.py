@@ -225,9 +225,10 @@ class Straight:
                 total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
             if mlp.shared_gate is not None:
                 total = total * (mlp.shared_gate.weight @ row).sigmoid()
+            whole = scores[order].sum() if config.renormalise else 1.0
             for number in order.tolist():
                 said = _swiglu(row, experts.gate_up.weight[number], experts.down.weight[number])
-                total = total + config.scale * scores[number] / scores[order].sum() * said
+                total = total + config.scale * scores[number] / whole * said
             result.append(total)
         return torch.stack(result)
 
