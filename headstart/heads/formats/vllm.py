@@ -116,7 +116,7 @@ def plan(head: Head, vocab: DraftVocab | None = None) -> Export:
 def _why_inside(head: Head) -> str:
     """Why a head of a family that vLLM reads in part is not one for our class; empty if it is."""
     unread = head.family.variants.get("vllm", {})
-    model_type = config_fields(head.config).get("model_type")
+    model_type = str(config_fields(head.config).get("model_type"))
     if "vllm" not in head.family.served_apart or "vllm" not in head.family.served:
         return ""
     is_unread = model_type in unread and unread[model_type] is None
