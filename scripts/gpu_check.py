@@ -32,7 +32,7 @@ from headstart.sampling.params import SamplingParams
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
     "deepseek_v3", "glm4_moe_lite", "mimo_v2", "step3p5", "mellum", "exaone_moe",
-    "deepseek_v32", "glm_moe_dsa", "qwen3_5_moe_text", "bailing_moe_v2",
+    "deepseek_v32", "glm_moe_dsa", "qwen3_5_moe_text", "bailing_moe_v2", "qwen3_moe",
     # plain modules on GPUs
     "nemotron_h", "bailing_moe_v3", "exaone4_5", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4",
 )  # fmt: skip

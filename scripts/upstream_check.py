@@ -49,7 +49,6 @@ _ONE = ("is not read", "SGLang runs one module of it, whatever the config counts
 EXPLAINED = {
     ("vllm", "medusa"): ("drafting class", "another method"),
     ("vllm", "mlp_speculator"): ("drafting class", "another method"),
-    ("sglang", "Qwen3MoeForCausalLM"): ("drafting class", "no public weights of it are known"),
     ("vllm", "qwen3_omni_moe"): ("drafting class", "a target of EAGLE drafts"),
     ("sglang", "qwen4_exp"): _ONE,
     ("sglang", "qwen3_5"): _ONE,

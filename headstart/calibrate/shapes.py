@@ -197,6 +197,12 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-7b": mimo(**sizes_of(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
     "qwen3-8b": _qwen3(**sizes_of(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
     "qwen3-0.6b": _qwen3(**{**sizes_of(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
+    "qwen3-30b-a3b": {
+        **_qwen3(**{**sizes_of(48, 2048, 6144, 32, 4, 151936, 1000000.0), "head_dim": 128}),
+        "rms_norm_eps": 1e-6, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
     "glm-4.5-air": _glm4_moe(
         **{**sizes_of(46, 4096, 10944, 96, 8, 151552, 1000000.0), "head_dim": 128},
         n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1,

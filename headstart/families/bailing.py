@@ -100,6 +100,7 @@ V2 = Family(
     trunk=_TRUNK,
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.layers.{layer}."},
     served={"vllm": "0.25.0", "sglang": "0.5.3"},
+    served_apart={"vllm": "0.26.0 with our plugin, in a folder of its own"},
     variants={
         "vllm": {"bailing_moe": None, "bailing_moe_v2": None},
         "sglang": {"bailing_hybrid": "0.5.9"},

@@ -161,7 +161,8 @@ class Family:
     # for the whole family; an engine that is not listed cannot serve the head
     served: Mapping[str, str] = field(default_factory=dict)
     # engine -> the first release that runs the head from a folder of its own (`export` writes it),
-    # with our plugin where no class of the engine's fits; then what to know, as in `served`
+    # with our plugin where no class of the engine's fits; then what to know, as in `served`. Of an
+    # engine that is in `served`, too, it holds for the variants that are not read there (None)
     served_apart: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()  # further programs that draft with the head
     # engine -> model_type or architecture that came later than the family, or never (None)

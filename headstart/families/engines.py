@@ -45,7 +45,8 @@ def _served(engine: str, owner: Family) -> Served:
     notes = []
     for variant, first in owner.variants.get(engine, {}).items():
         title = owner.variant_titles.get(variant, variant)
-        notes.append(f"{title} is not read" if first is None else f"{title} from {first}")
+        known = first or owner.served_apart.get(engine)
+        notes.append(f"{title} is not read" if known is None else f"{title} from {known}")
     notes += [caution] if caution else []
     note = "; ".join(dict.fromkeys(notes))
     return Served(since=since, is_apart=is_apart, caution=caution, note=note)

@@ -52,9 +52,13 @@ def layer_type(fields: Fields, layer: int) -> str:
 
 def next_layer_type(fields: Fields, layer: int) -> str:
     """The same for Qwen3-Next, where single layers may lack experts: `dense_...`."""
+    return ("" if has_experts(fields, layer) else "dense_") + layer_type(fields, layer)
+
+
+def has_experts(fields: Fields, layer: int) -> bool:
+    """Whether a layer of a MoE trunk has them: not those listed, and of the others every n-th."""
     step = fields.get("decoder_sparse_step") or 1
-    without = layer in (fields.get("mlp_only_layers") or ()) or (layer + 1) % step != 0
-    return ("dense_" if without else "") + layer_type(fields, layer)
+    return layer not in (fields.get("mlp_only_layers") or ()) and (layer + 1) % step == 0
 
 
 _RUNTIME = Runtime(
@@ -235,7 +239,7 @@ INTERN_S2 = Family(
     variants={"vllm": {"interns2_mobius": "0.28.0rc1"}, "sglang": {"interns2_mobius": "0.5.18"}},
 )
 
-_QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP
+QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP
 
 QWEN3 = Family(
     name="qwen3",
@@ -247,9 +251,9 @@ QWEN3 = Family(
     # by its class for MiMo-7B; our plugin's own class does as the head was trained
     layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES,
-    block=lambda fields: _QWEN3_LAYER,
+    block=lambda fields: QWEN3_LAYER,
     block_kind="dense",
-    trunk=Trunk(kinds={"dense": _QWEN3_LAYER}),
+    trunk=Trunk(kinds={"dense": QWEN3_LAYER}),
     is_published=False,
     is_complete=True,
     served_apart={

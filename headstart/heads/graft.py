@@ -2,8 +2,8 @@
 
 The block starts as a copy of the trunk's last layer of the right kind, norms as identities, the
 out norm as the trunk's final norm (softer where embeddings are tied), the fusion as the mean of
-its two inputs. Trunks for which no head layout is published (`families/plain.py`) become a layout
-that engines serve.
+its two inputs; a dense MLP on a trunk that has experts alone adds nothing. Trunks for which no head
+layout is published (`families/plain.py`) become a layout that engines serve.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ _INIT_STD = 0.02
 # With tied embeddings whatever passes an input on says that token again, loudly: training would
 # have to unlearn it first (docs/lab-log.md). The scale changes no arg-max.
 _TIED_SCALE = 0.2
+_MLP_OUTPUT = "block.mlp.down_proj.weight"  # of a dense block on a trunk that has experts alone
 
 
 def plan_graft(model: Checkpoint, given: Head | None = None) -> Operation:
@@ -184,7 +185,8 @@ def _role(
     if "norm" in role:
         value = 0.0 if owner.has_centred_norms(model.config.fields) else 1.0
         return _made(shape, dtype, lambda s: _full(s, value))
-    if len(shape) == 1:
+    # An MLP that resembles none of the trunk's adds nothing at first, rather than noise.
+    if len(shape) == 1 or role == _MLP_OUTPUT:
         return _made(shape, dtype, lambda s: _full(s, 0.0))
     seed = zlib.crc32(role.encode())
     return _made(shape, dtype, lambda s: _random(s, seed))

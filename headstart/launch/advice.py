@@ -165,7 +165,8 @@ def require_head(report: Report, engine: str) -> None:
             f"{found}. Converting may have left it out: `headstart restore {pasted} "
             f"--from ORIGINAL --out DIR` puts it in. {plain}"
         )
-    if report.model_type in GRAFTED_AS:
+    is_never_published = report.family is not None and not report.family.is_published
+    if report.model_type in GRAFTED_AS or is_never_published:
         raise LaunchError(
             f"{found}. `headstart graft {pasted} --out DIR` adds one to train, or pass an "
             f"EAGLE-3 draft to the engine yourself. {plain}"

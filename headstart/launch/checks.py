@@ -69,14 +69,25 @@ def require_own_folder(
         )
 
 
+def serves_apart(engine: str, report: Report, family: Family) -> bool:
+    """Whether the engine runs the head of this very model from a folder of its own, and no other
+    way."""
+    is_inside = engine in family.served and _reads(engine, report, family)
+    return engine in family.served_apart and not is_inside
+
+
 def engines_for(report: Report, family: Family) -> list[str]:
-    """The engines that are launched here and read the head of this very model."""
-    names = _variant_names(report)
+    """The engines that are launched here and run the head of this very model."""
     return [
         engine
         for engine in served_by(family.name)
-        if all(family.variants.get(engine, {}).get(name, "") is not None for name in names)
+        if _reads(engine, report, family) or serves_apart(engine, report, family)
     ]
+
+
+def _reads(engine: str, report: Report, family: Family) -> bool:
+    variants = family.variants.get(engine, {})
+    return all(variants.get(name, "") is not None for name in _variant_names(report))
 
 
 def _variant_names(report: Report) -> tuple[str, ...]:

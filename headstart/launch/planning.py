@@ -18,6 +18,7 @@ from headstart.launch.checks import (
     require_own_folder,
     require_read_names,
     require_variant,
+    serves_apart,
 )
 from headstart.launch.command import code_warning
 from headstart.launch.copying import about_copies
@@ -81,18 +82,21 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
     head = separate_head(engine, options.head_path, report)
     family = _family(engine, report, options, head)
     served = _served(engine, family, report)
-    if served.is_apart:
+    is_apart = serves_apart(engine, report, family)
+    if is_apart:
         require_own_folder(engine, report, options, head)
     require_read_names(engine, report, options, head)
+    since = family.served_apart[engine].partition(" ")[0] if is_apart else served.since
     require(
-        engine, version, served.since, f"the head of {family.title}",
+        engine, version, since, f"the head of {family.title}",
         "Upgrade, or run without it: --speculate 0.",
     )  # fmt: skip
-    require_variant(engine, version, report, family)
+    if not is_apart:
+        require_variant(engine, version, report, family)
     modules = max(1, report.head.modules if head is None else head.num_modules)
     k, why = _settle_k(family, report, options, engine, modules)
     plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
-    if served.caution and not served.is_apart:
+    if served.caution and not is_apart:
         plan.warnings.append(f"{family.title}: {served.caution}")
     plan.warnings.extend(
         f"{family.title}: {caution.text}"

@@ -138,7 +138,7 @@ def named_as(head: Head, running: dict[str, Any]) -> dict[str, TensorSource]:
 def _check_family(head: Head, architecture: str) -> None:
     """ConfigError unless the class drafts with heads of this family, stored with their trunk."""
     names = DRAFT_CLASSES.get(architecture, ())
-    inside = [name for name in names if "vllm" not in family(name).served_apart]
+    inside = [name for name in names if "vllm" in family(name).served]
     if head.family.name not in inside:
         runs = f"for heads of {', '.join(inside)}" if inside else "which is not known here"
         raise ConfigError(

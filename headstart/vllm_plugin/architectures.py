@@ -13,7 +13,7 @@ DRAFT_CLASSES: dict[str, tuple[str, ...]] = {
     "DeepSeekMTPModel": ("deepseek_v3", "deepseek_v32", "glm_moe_dsa"),
     "DeepseekV32MTPModel": ("deepseek_v32", "glm_moe_dsa"),  # 0.32
     "DeepSeekV4MTPModel": ("deepseek_v4",),
-    "MiMoMTPModel": ("mimo", "qwen3"),
+    "MiMoMTPModel": ("mimo", "qwen3", "qwen3_moe"),
     "MiMoV2MTPModel": ("mimo_v2",),
     "MiMoV2OmniMTPModel": ("mimo_v2",),
     "Glm4MoeMTPModel": ("glm4_moe",),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,15 +17,18 @@ from vllm.model_executor.layers.layernorm import RMSNorm
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.models.utils import AutoWeightsLoader
 
 from headstart.errors import MissingTensor, UnexpectedTensor, some
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
 from headstart.heads.formats.vllm import KEY
+from headstart.vllm_plugin.grafted_layers import LAYERS
 
 _MODULE = "modules.0."
 _BLOCK = "block."
 _EMBED = "embed_tokens.weight"
+_NO_PLACE = "for which this model's head has no place. Export the head of this model again."
 # part of the block -> the parameter of vLLM's that holds it, and which of its parts it is
 _STACKED: dict[str, tuple[str, str | int]] = {
     "q_proj": ("qkv_proj", "q"),
@@ -46,6 +48,8 @@ class HeadstartMTP(nn.Module):
         self.config = vllm_config.model_config.hf_text_config
         owner = family(str(getattr(draft, KEY)["family"]))
         self.model = _Head(vllm_config, owner.name, owner.layout, prefix)
+        self._mapper = LAYERS[owner.name].mapper
+        self._expected = frozenset(owner.expected(draft.to_dict(), 1)) if self._mapper else None
         self.logits_processor = LogitsProcessor(self.config.vocab_size)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
@@ -74,16 +78,15 @@ class HeadstartMTP(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Tensors under our own names (docs/checkpoint-format.md); all of them, and no others."""
+        if self._mapper is not None:
+            return self._load_by_vllm(weights, self._mapper())
         parameters = dict(self.model.named_parameters())
         loaded = set[str]()
         for name, value in weights:
             place, part = _place(name)
             parameter = parameters.get(place)
             if parameter is None or not name.startswith(_MODULE):
-                raise UnexpectedTensor(
-                    f"the head holds {name}, for which this model's head has no place. Export the "
-                    "head of this model again."
-                )
+                raise UnexpectedTensor(f"the head holds {name}, {_NO_PLACE}")
             load = getattr(parameter, "weight_loader", default_weight_loader)
             load(parameter, value) if part is None else load(parameter, value, part)
             loaded.add(f"model.{place}")
@@ -91,6 +94,22 @@ class HeadstartMTP(nn.Module):
         if missing:
             raise MissingTensor(f"the head lacks {some(missing)}. Export it again.")
         return loaded | {f"model.{_EMBED}"}  # which vLLM replaces by the target's
+
+    def _load_by_vllm(self, weights: Iterable[tuple[str, Tensor]], mapper: Any) -> set[str]:
+        """The same where experts are among them, which vLLM packs in its own way."""
+        expected, given = self._expected or frozenset(), set[str]()
+
+        def named() -> Iterable[tuple[str, Tensor]]:
+            for name, value in weights:
+                if name not in expected:
+                    raise UnexpectedTensor(f"the head holds {name}, {_NO_PLACE}")
+                given.add(name)
+                yield name.removeprefix(_MODULE), value
+
+        loaded = AutoWeightsLoader(self.model).load_weights(named(), mapper=mapper)
+        if missing := sorted(expected - given):
+            raise MissingTensor(f"the head lacks {some(missing)}. Export it again.")
+        return {f"model.{name}" for name in loaded} | {f"model.{_EMBED}"}
 
 
 class _Head(nn.Module):
@@ -107,7 +126,7 @@ class _Head(nn.Module):
         self.fuse = nn.Linear(2 * hidden, hidden, bias=False)
         # Numbered behind the trunk's layers: vLLM keeps K/V by name.
         where = f"{prefix}.layers.{config.num_hidden_layers}".lstrip(".")
-        self.block = _LAYERS[name](vllm_config, copy.deepcopy(config), where)
+        self.block = LAYERS[name].make(vllm_config, copy.deepcopy(config), where)
         self.out_norm = RMSNorm(hidden, eps=epsilon)
 
     def forward(self, embeds: Tensor, positions: Tensor, hidden_states: Tensor) -> Tensor:
@@ -120,32 +139,6 @@ class _Head(nn.Module):
         found, residual = self.block(positions, fused, None)
         out: Tensor = self.out_norm(found + residual)
         return out
-
-
-def _qwen3_layer(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
-    layer = import_module("vllm.model_executor.models.qwen3").Qwen3DecoderLayer
-    made: nn.Module = layer(
-        config=config, cache_config=vllm_config.cache_config, quant_config=None, prefix=prefix
-    )
-    return made
-
-
-def _llama_layer(vllm_config: Any, config: Any, prefix: str) -> nn.Module:
-    """With biases of q, k and v, as MiMo's heads have, and none of the output."""
-    layer = import_module("vllm.model_executor.models.llama").LlamaDecoderLayer
-
-    class Plain(layer):  # type: ignore[misc, valid-type]
-        def get_quant_config(self, vllm_config: Any) -> None:
-            return None
-
-    config.attention_bias, config.qkv_bias, config.mlp_bias = False, True, False
-    config.layer_types = None  # one for each layer of the trunk; the head's comes after them
-    made: nn.Module = Plain(vllm_config=vllm_config, prefix=prefix, config=config)
-    return made
-
-
-# family -> its decoder layer in vLLM, without quantisation
-_LAYERS = {"qwen3": _qwen3_layer, "mimo": _llama_layer}
 
 
 def _place(name: str) -> tuple[str, str | int | None]:

@@ -2,10 +2,10 @@
 
 For each trunk a head that agrees with it some of the time is written by `headstart export --format
 vllm`, and vLLM is started with what `headstart launch` says. Where vLLM's own class fits it runs
-without any plugin; the trunks called `wide` have attention heads of another size and need ours,
-which is then also asked to draft from half of the tokens, and to take the head in place of the
-control's while it runs. Controls, whose counters must differ:
-the fusion's halves swapped.
+without any plugin; the trunks called `wide` have attention heads of another size and need ours, as
+Ling-2.0 does, for whose head vLLM has no class. Ours is then also asked to draft from half of the
+tokens, and to take the head in place of the control's while it runs. Controls, whose counters must
+differ: the fusion's halves swapped.
 
 Prints a table, writes JSON with --json, exits 1 on any failure.
 """
@@ -45,24 +45,43 @@ _WIDE = {"head_dim": 32}  # where hidden_size / num_attention_heads is another n
 _MISTRAL = {
     "model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None,
 }  # fmt: skip
+# What vLLM's class reads, and the config class that releases bring along.
+_LING = {
+    "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0, "router_dtype": "fp32",
+    "auto_map": {"AutoConfig": "configuration_ling.LingConfig"},
+}  # fmt: skip
+_LING_CONFIG = """\
+from transformers import PretrainedConfig
+
+
+class LingConfig(PretrainedConfig):
+    model_type = "bailing_moe"
+"""
 # name -> kind of trunk, what its config has and a head's has not, sizes of both
 TRUNKS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "qwen2": ("qwen2", {}, {}),
     "qwen3": ("qwen3", {}, {}),
+    "qwen3_moe": ("qwen3_moe", {}, {}),
     "mistral": ("llama", _MISTRAL, {}),
     "llama wide": ("llama", {}, _WIDE),
     "qwen3 wide": ("qwen3", {}, _WIDE),
+    "qwen3_moe wide": ("qwen3_moe", {}, _WIDE),  # as Qwen3-30B-A3B is
     "mistral wide": ("llama", _MISTRAL, _WIDE),
+    "ling": ("bailing_moe_v2", _LING, {"rotary_dim": 32}),
 }
+# Families of their own, which grafting leaves as they are; the others become MiMo's.
+_OWN_LAYOUT = ("qwen3", "qwen3_moe", "bailing_moe_v2")
 
 
 def make_trunk_and_head(name: str, work: Path) -> tuple[Path, Path]:
     """A trunk without a head, and a model that has the head grafted."""
     kind, own, sizes = TRUNKS[name]
     made: dict[str, Any] = {"dtype": "F32", **sizes}
-    if kind == "qwen3":
-        trunk = write_tiny(kind, work / "trunk", with_head=False, **made)
+    if kind in _OWN_LAYOUT:
+        trunk = write_tiny(kind, work / "trunk", with_head=False, **made, **own)
+        if "auto_map" in own:
+            (trunk / "configuration_ling.py").write_text(_LING_CONFIG)
         return trunk, write_tiny(kind, work / "model", **made)
     trunk = write_tiny(kind, work / "trunk", **made, **own)
     donor = write_tiny("mimo", work / "donor", **made)
@@ -106,9 +125,10 @@ def check(
     trunk, model = make_trunk_and_head(name, work)
     head = work / "head"
     headstart("export", model, "--format", "vllm", "--out", head)
-    is_stock = "wide" not in name
+    is_stock = "wide" not in name and name != "ling"
     # vLLM's class zeroes an embedding that Qwen3's layout keeps; ours does as the layout says.
-    own = ours(trunk, DEPTH, head=head, layout="vllm" if name == "qwen3" else "own")
+    is_zeroed = is_stock and name in _OWN_LAYOUT
+    own = ours(trunk, DEPTH, head=head, layout="vllm" if is_zeroed else "own")
     plain = ours(trunk, 0, layout="own").tokens
     variables = WITHOUT if is_stock else with_plugin(site)
     with Vllm(python, work / "vllm.log", work, variables) as vllm:

@@ -38,20 +38,20 @@ CLAIMS = {
         "bailing_moe_v2", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe",
         "glm4_moe_lite",
         "glm_moe_dsa", "llama", "mellum", "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5",
-        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "step3p5",
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "step3p5",
     },
     "numba": {
         "bailing_moe_v2", "deepseek_v3", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
         "llama", "mellum",
         "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-        "qwen3_5_text", "qwen3_next", "step3p5",
+        "qwen3_5_text", "qwen3_moe", "qwen3_next", "step3p5",
     },
     "torch": {
         "bailing_moe_v2", "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "deepseek_v4",
         "ernie4_5_moe", "exaone4_5",
         "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "llama",
         "mellum", "mimo", "mimo_v2", "nemotron_h", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe",
-        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "step3p5",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "qwen4_exp", "step3p5",
     },
 }  # fmt: skip
 
@@ -85,7 +85,7 @@ ROUNDED = {
 # Families whose layers others have as well: interpreted kernels run them in long runs only.
 _ALIKE = {
     "glm4_moe_lite", "glm_moe_dsa", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe_text",
-    "qwen3_5_text", "qwen3_next",
+    "qwen3_5_text", "qwen3_moe", "qwen3_next",
 }  # fmt: skip
 PAIRS = [
     (case, family)
@@ -112,6 +112,7 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
     **SPARSE,
+    "qwen3_moe": {**_EXPERTS, "mlp_only_layers": []},
     "bailing_moe_v2": {**_EXPERTS, "first_k_dense_replace": 0},
     "glm4_moe": {**_EXPERTS, "first_k_dense_replace": 0},
     "ernie4_5_moe": {**_EXPERTS, "moe_layer_start_index": 0, "moe_layer_end_index": 0},

@@ -18,6 +18,7 @@ FAMILIES = (
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
     "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5",
     "mellum", "hy_v4", "glm5_next", "qwen4_exp", "deepseek_v4", "bailing_moe_v2",
+    "qwen3_moe",
 )  # fmt: skip
 
 
@@ -47,6 +48,7 @@ NAMED = {
         "layers=4,experts=16,heads=8,head_dim=128,kv_heads=1", ["compressed"] * 4,
     ),
     "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
+    "qwen3-30b-a3b": ("layers=3,experts=16,kv_heads=1,head_dim=16", ["attention"] * 3),
     "k-exaone-236b": (
         "layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"],
     ),

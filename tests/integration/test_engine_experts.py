@@ -36,7 +36,7 @@ from headstart.families.experts import fused_slot
 REFUSED = {"exaone4_5": "the model norms what attention and MLPs give"}
 FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "mimo_v2", "step3p5",
-    "exaone_moe", "mellum", "bailing_moe_v2", *REFUSED,
+    "exaone_moe", "mellum", "bailing_moe_v2", "qwen3_moe", *REFUSED,
 )  # fmt: skip
 # Most of what is tried below does not depend on how a layer attends.
 closely = pytest.mark.parametrize(

@@ -46,6 +46,7 @@ FAMILIES = {
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
     "mellum": ("speculators",),
+    "qwen3_moe": ("vllm", "speculators"),
     "hy_v4": ("sglang",),
     "glm5_next": ("sglang",),
     "qwen4_exp": ("sglang",),

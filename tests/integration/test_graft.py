@@ -44,6 +44,7 @@ COPIED_LAYER = {
     "qwen3_5_moe": "model.language_model.layers.3.",
     "qwen3_5_moe_text": "model.language_model.layers.3.",
     "qwen3": "model.layers.2.",
+    "qwen3_moe": "model.layers.1.",  # here, too: the two others have experts
     "mimo": "model.layers.2.",
     "ernie4_5_moe": "model.layers.0.",  # the last dense layer of a MoE trunk
     "step3p5": "model.layers.0.",
@@ -91,6 +92,23 @@ def test_the_block_starts_as_the_last_trunk_layer_of_its_kind(grafted: Any, vari
     for ours, name in block.items():
         suffix = ours.split(".block.", 1)[1]
         assert torch.equal(stored[name], stored[COPIED_LAYER[variant] + suffix]), name
+
+
+def test_a_dense_block_on_experts_alone_attends_as_the_last_layer_and_adds_no_mlp(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    model = graft(tiny("qwen3_moe", with_head=False, mlp_only_layers=[]), tmp_path / "model")
+    stored = tensors(model)
+    for name in ("self_attn.q_proj", "self_attn.k_norm", "post_attention_layernorm"):
+        copied = stored[f"model.layers.2.{name}.weight"]
+        assert torch.equal(stored[f"mtp.layers.0.{name}.weight"], copied)
+    assert not stored["mtp.layers.0.mlp.down_proj.weight"].any()
+    for name in ("gate", "up"):
+        weight = stored[f"mtp.layers.0.mlp.{name}_proj.weight"]
+        assert weight.shape == (256, 256) and 0.015 < weight.float().std() < 0.025
+    written = config(model)
+    assert (written["model_type"], written["mtp_num_hidden_layers"]) == ("qwen3_moe", 1)
+    assert inspect(Checkpoint.open(model)).head.state == "complete"
 
 
 def test_sub_layers_start_as_trunk_layers_of_their_kind(grafted: Any) -> None:
@@ -330,7 +348,7 @@ def test_a_head_that_was_lost_can_be_restored_instead(tiny: Tiny, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("model_type", "words"), [("phi9", "phi9"), ("qwen3_moe", "makes none for its experts")]
+    ("model_type", "words"), [("phi9", "phi9"), ("solar_open", "Solar Open ships without a head")]
 )
 def test_an_unknown_model_is_refused(
     tiny: Tiny, tmp_path: Path, model_type: str, words: str

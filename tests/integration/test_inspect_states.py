@@ -72,6 +72,7 @@ NUM_TENSORS = {
     "ernie4_5_moe": 12, "nemotron_h": 24, "step3p5": 51, "mellum": 25, "glm5_next": 39,
     "hy_v4": 37, "qwen4_exp": 41, "motif": 19, "gigachat3_5": 106, "openpangu_v2": 117,
     "bailing_moe_v2": 27, "bailing_moe_v3": 29, "exaone_moe": 15, "exaone4_5": 15,
+    "qwen3_moe": 15,
 }  # fmt: skip
 # per token and module, in elements; K/V is counted in 16 bits
 KV_ELEMENTS = {

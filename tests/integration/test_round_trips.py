@@ -61,6 +61,7 @@ REFUSED = {
         "nemotron_h": "no loader",
         "step3p5": "no loader",
         "mellum": "no loader",
+        "qwen3_moe": "no loader",
         "hy_v4": "no loader",
         "qwen4_exp": "no loader",
         "motif": "no loader",
@@ -72,7 +73,7 @@ REFUSED = {
         "exaone4_5": "no loader",
     },
     "sglang": dict.fromkeys(
-        ("qwen3", "mellum", "motif", "openpangu_v2", "exaone4_5"), "does not serve"
+        ("qwen3", "qwen3_moe", "mellum", "motif", "openpangu_v2", "exaone4_5"), "does not serve"
     ),
     "speculators": {
         "deepseek_v4": "one fusion matrix, and these heads add two",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from support.engine_runs import assert_head_is_alive, greedy, ids_of, make_promp
 from support.head_edits import tensors
 from support.tiny_fixture import Tiny
 
+from headstart.checkpoint.values import load
 from headstart.errors import ConfigError, LaunchError, UnsupportedFamily
+from headstart.families.registry import family as family_named
+from headstart.heads.experts import split_experts
 from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import format_of, head_in, open_any, open_head, open_model
-from headstart.heads.formats.vllm import PLUGIN, STOCK, VOCAB_FILE, check_folder_name
+from headstart.heads.formats.vllm import PLUGIN, STOCK, VOCAB_FILE, check_folder_name, plan
 from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build
 from headstart.vocab.draft_vocab import DraftVocab
@@ -34,7 +38,7 @@ def config_of(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mimo"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "mimo"])
 def test_a_head_that_vllms_class_fits_is_written_for_it(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -62,7 +66,7 @@ def test_qwen3s_fusion_is_written_the_other_way_round(tiny: Tiny, tmp_path: Path
     assert not found["model.mtp_layers.0.self_attn.k_proj.bias"].any()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "mimo"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "mimo"])
 def test_another_geometry_is_written_for_our_own_class(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -73,18 +77,50 @@ def test_another_geometry_is_written_for_our_own_class(
     assert all(name.startswith("modules.0.") for name in tensors(head))
 
 
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_ling_2_is_written_for_our_own_class(is_fused: bool, tiny: Tiny, tmp_path: Path) -> None:
+    """vLLM runs its trunk and has no class for its head, whose block has experts."""
+    model = tiny("bailing_moe_v2", fused_experts=is_fused)
+    head = exported(model, tmp_path / "head")
+    config, found = config_of(head), tensors(head)
+    assert config["architectures"] == [PLUGIN]
+    assert config["headstart_head"] == {"family": "bailing_moe"}
+    own = split_experts(open_head(model).tensors)
+    assert set(found) == set(own) == set(family_named("bailing_moe").expected(config, 1))
+    assert all(torch.equal(found[name], load(source)) for name, source in own.items())
+    plan_convert(open_head(head), "headstart").write(tmp_path / "back")
+    back = tensors(tmp_path / "back")
+    assert back.keys() == found.keys()
+    assert all(torch.equal(back[name], found[name]) for name in found)
+    with pytest.raises(UnsupportedFamily, match="reads heads of bailing_hybrid inside their model"):
+        plan(replace(open_head(head), config={**config, "model_type": "bailing_hybrid"}))
+
+
+def test_launch_gives_ling_2_a_head_in_a_folder(tiny: Tiny, tmp_path: Path) -> None:
+    head = exported(tiny("bailing_moe_v2"), tmp_path / "head")
+    trunk = tiny("bailing_moe_v2", with_head=False)
+    built = launched(trunk, head, speculate=2)
+    assert value(built, "--speculative-config")["model"] == str(head)
+    assert any("Headstart's plugin brings the class" in note for note in built.notes)
+    with pytest.raises(LaunchError, match=r"needs vLLM 0\.26\.0 or later"):
+        launched(trunk, head, "0.25.0")
+    with pytest.raises(LaunchError, match="Launch the trunk that the head was grafted onto"):
+        launched(tiny("bailing_moe_v2"), head)
+
+
 def test_a_plain_head_of_a_quantised_trunk_needs_our_class(tiny: Tiny, tmp_path: Path) -> None:
     model = tiny("qwen3", quantization_config={"quant_method": "fp8", "ignored_layers": ["mtp"]})
     config = config_of(exported(model, tmp_path / "head"))
     assert config["architectures"] == [PLUGIN] and "quantization_config" not in config
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 @pytest.mark.parametrize("changes", [{}, WIDE], ids=["vLLM's class", "ours"])
 def test_our_engine_drafts_with_the_folder_as_with_the_model(
-    changes: dict[str, Any], tiny: Tiny, tmp_path: Path
+    changes: dict[str, Any], family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
-    model = tiny("qwen3", dtype="F32", **changes)
-    trunk = tiny("qwen3", dtype="F32", with_head=False, **changes)
+    model = tiny(family, dtype="F32", **changes)
+    trunk = tiny(family, dtype="F32", with_head=False, **changes)
     head = exported(model, tmp_path / "head")
     prompts = make_prompts(3)
     inside = run(start(model, speculate=2), prompts, greedy())
@@ -132,9 +168,12 @@ def value(built: Any, flag: str) -> Any:
     return json.loads(built.argv[built.argv.index(flag) + 1])
 
 
-def test_launch_adds_what_vllms_class_asks_of_the_trunks_config(tiny: Tiny, tmp_path: Path) -> None:
-    head = exported(tiny("qwen3"), tmp_path / "head")
-    trunk = tiny("qwen3", with_head=False)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_launch_adds_what_vllms_class_asks_of_the_trunks_config(
+    family: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    head = exported(tiny(family), tmp_path / "head")
+    trunk = tiny(family, with_head=False)
     built = launched(trunk, head, speculate=2)
     assert value(built, "--speculative-config") == {
         "method": "mtp", "model": str(head), "num_speculative_tokens": 2,

@@ -1,9 +1,9 @@
 """A head's folder for vLLM's `--speculative-config {"model": ...}`, beside a trunk as it was.
 
-vLLM knows no heads of Llama, Qwen2, Qwen3 or Mistral trunks. Its class for MiMo-7B runs them all
-the same, from a folder of their own, where their attention has the geometry that it assumes: heads
-of hidden_size / num_attention_heads. For others, and beside a quantised trunk, the folder names our
-own class, which Headstart's plugin brings (docs/vllm.md).
+vLLM knows no heads of Llama, Qwen2, Qwen3 (dense and MoE) or Mistral trunks. Its class for MiMo-7B
+runs them all the same, from a folder of their own, where their attention has the geometry that it
+assumes: heads of hidden_size / num_attention_heads. For others, and beside a quantised trunk, the
+folder names our own class, which Headstart's plugin brings (docs/vllm.md).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headstart.errors import BadConfig, ConfigError, UnexpectedTensor, Unsupport
 from headstart.families.base import Family
 from headstart.families.dims import dims
 from headstart.families.registry import family
+from headstart.heads.experts import split_experts
 from headstart.heads.formats import Export, count_modules
 from headstart.heads.head import Head, config_fields, dequantize
 from headstart.vocab.draft_vocab import DraftVocab
@@ -35,8 +36,14 @@ VOCAB_FILE = "draft_vocab.json"
 STOCK, PLUGIN = "MiMoForCausalLM", "HeadstartMTPModel"  # architectures
 PLUGIN_TYPE = "mtp"  # the one type of config that vLLM takes for a head and rewrites by no rule
 _STOCK_TYPE = "qwen2"  # a config class that transformers has; vLLM goes by the architecture
-# family -> what must be added to the trunk's config for vLLM's class, beside the head's count
-FAMILIES: dict[str, dict[str, Any]] = {"mimo": {}, "qwen3": {"qk_norm": True}}
+# family -> what must be added to the trunk's config for vLLM's class, beside the head's count; None
+# where that class has no such layer
+FAMILIES: dict[str, dict[str, Any] | None] = {
+    "mimo": {},
+    "qwen3": {"qk_norm": True},
+    "qwen3_moe": {"qk_norm": True},
+    "bailing_moe": None,
+}
 COUNT = "num_nextn_predict_layers"
 # vLLM takes a draft for one of another method by these parts of its path
 MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
@@ -61,12 +68,12 @@ def check_folder_name(path: Path | str) -> None:
 
 def overrides(owner: Family, architecture: str) -> dict[str, Any]:
     """What `--hf-overrides` must add to the trunk's config so that vLLM's own class runs it."""
-    return {COUNT: 1, **FAMILIES[owner.name]} if architecture == STOCK else {}
+    return {COUNT: 1, **(FAMILIES[owner.name] or {})} if architecture == STOCK else {}
 
 
 def plan(head: Head, vocab: DraftVocab | None = None) -> Export:
     """`vocab`: the only tokens that it may propose, which the plugin sees to."""
-    if reason := why_not(head.family):
+    if reason := why_not(head.family) or _why_inside(head):
         raise UnsupportedFamily(
             f"{head.family.name} cannot be written for vLLM by itself: {reason}. Put the head into "
             "the model instead: headstart stitch."
@@ -96,7 +103,7 @@ def plan(head: Head, vocab: DraftVocab | None = None) -> Export:
         "root": head.root, "left_out": sorted(head.left_out),
         "lost_fields": list(head.lost_fields),
     }  # fmt: skip
-    tensors = dict(head.tensors) if reason else _as_mimo(head)
+    tensors = split_experts(head.tensors) if reason else _as_mimo(head)
     documents: dict[str, Any] = {"config.json": config}
     if vocab is not None:
         vocab.check(vocab_size=config_fields(head.config)["vocab_size"], tokenizer_sha=None)
@@ -106,8 +113,20 @@ def plan(head: Head, vocab: DraftVocab | None = None) -> Export:
     return Export(FolderPlan(split_shards(tensors), {}, documents), tuple(changes), details)
 
 
+def _why_inside(head: Head) -> str:
+    """Why a head of a family that vLLM reads in part is not one for our class; empty if it is."""
+    unread = head.family.variants.get("vllm", {})
+    model_type = str(config_fields(head.config).get("model_type"))
+    if "vllm" not in head.family.served_apart or "vllm" not in head.family.served:
+        return ""
+    is_unread = model_type in unread and unread[model_type] is None
+    return "" if is_unread else f"vLLM reads heads of {model_type} inside their model"
+
+
 def _why_plugin(head: Head) -> str:
     """Why vLLM's class for MiMo-7B cannot run the head, in words; empty where it can."""
+    if FAMILIES[head.family.name] is None:
+        return "vLLM has no class for such heads"
     known = dims(config_fields(head.config))
     hidden, heads, size = known.get("hidden"), known.get("heads"), known.get("head_dim")
     if None in (hidden, heads, size):

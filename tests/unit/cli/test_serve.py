@@ -71,7 +71,7 @@ def test_engine_and_learner_draft_with_the_same_vocabulary(
     learned: list[Task] = []
     served: list[EngineOptions] = []
 
-    def child(task: Task, heard: object) -> SimpleNamespace:
+    def child(task: Task, heard: object, *, shares_gpu: bool) -> SimpleNamespace:
         learned.append(task)
         ready = threading.Event()
         ready.set()

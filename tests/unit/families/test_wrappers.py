@@ -133,10 +133,13 @@ def test_a_head_that_no_engine_serves_is_said_to_run_elsewhere(name: str, others
 
 
 def test_a_refusal_names_what_serves_this_very_model() -> None:
-    """vLLM reads Ling 2.5's head and not 2.0's; mlx-vlm is not started here with some heads."""
+    """SGLang reads no LongCat with n-grams; mlx-vlm is not started here with some heads."""
     ling = {"r_model_type": "bailing_moe_v2", "r_architectures": ("BailingMoeV2ForCausalLM",)}
-    with pytest.raises(LaunchError, match=r"TensorRT-LLM does not serve .* These do: SGLang\. Or"):
+    with pytest.raises(LaunchError, match=r"TensorRT-LLM does not serve .* These do: vLLM, SGLang"):
         command("trtllm", "bailing_moe", **ling)
+    ngrams = {"r_model_type": "longcat_flash_ngram"}
+    with pytest.raises(LaunchError, match=r"TensorRT-LLM does not serve .* These do: vLLM\. Or"):
+        command("trtllm", "longcat_flash", **ngrams)
     with pytest.raises(LaunchError, match=r"TensorRT-LLM does not serve .* These do: vLLM, SGLang"):
         command("trtllm", "bailing_moe", r_model_type="bailing_hybrid")
     own = r"mlx-vlm is not launched here with .* These do: vLLM, SGLang; mlx-vlm from 0\.7\.1"
@@ -144,11 +147,12 @@ def test_a_refusal_names_what_serves_this_very_model() -> None:
         command("mlx", "hy_v4")
 
 
-def test_a_grafted_head_is_served_by_vllm_from_a_folder_of_its_own() -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
+def test_a_grafted_head_is_served_by_vllm_from_a_folder_of_its_own(name: str) -> None:
     with pytest.raises(LaunchError, match="--format vllm --out DIR"):
-        command("vllm", "qwen3")
+        command("vllm", name)
     with pytest.raises(LaunchError, match="These do: vLLM"):
-        command("sglang", "qwen3")
+        command("sglang", name)
 
 
 def test_k_and_runners_of_the_new_families() -> None:

@@ -128,14 +128,16 @@ def test_a_llama_4_without_head_is_refused_with_its_state() -> None:
         ("declared-but-missing", "deepseek_v3", "headstart restore"),
         ("partial", "deepseek_v3", "1 tensors missing, first model.layers.61.eh_proj"),
         ("absent", "llama", "headstart graft"),
-        ("absent", "qwen3_moe", "EAGLE-3"),
+        ("absent", "qwen3", "headstart graft"),
+        ("absent", "qwen3_moe", "headstart graft"),
+        ("absent", "solar_open", "EAGLE-3"),
         ("absent", "headstart_head", "headstart launch MODEL --head"),
     ],
 )
 def test_a_model_without_a_usable_head_gets_advice(
     state: str, model_type: str, advice_word: str
 ) -> None:
-    name = "deepseek_v3" if model_type == "deepseek_v3" else ""
+    name = model_type if model_type in ("deepseek_v3", "qwen3", "qwen3_moe") else ""
     found = report(name, state=state, model_type=model_type)
     with pytest.raises(LaunchError, match=advice_word):
         build("vllm", found, LaunchOptions(), "0.27.1")

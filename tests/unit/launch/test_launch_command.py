@@ -133,8 +133,8 @@ def test_no_engine_is_unknown() -> None:
     assert {engine for engines in named for engine in engines} == set(ENGINE_TITLES)
     assert served_by("motif") == {}
     apart = [(family.name, engine) for family in families() for engine in family.served_apart]
-    assert apart == [("qwen3", "vllm")]
-    assert served_by("qwen3")["vllm"].is_apart
+    assert apart == [("qwen3", "vllm"), ("qwen3_moe", "vllm"), ("bailing_moe", "vllm")]
+    assert [served_by(name)[engine].is_apart for name, engine in apart] == [True, True, False]
 
 
 @pytest.mark.parametrize("name", sorted(family.name for family in families() if family.served))

@@ -36,9 +36,8 @@ def test_a_later_variant_is_refused_before_its_release(
 @pytest.mark.parametrize(
     ("engine", "name", "model_type"),
     [
-        ("vllm", "bailing_moe", "bailing_moe"),
-        ("vllm", "bailing_moe", "bailing_moe_v2"),
         ("sglang", "longcat_flash", "longcat_flash_ngram"),
+        ("vllm", "nemotron_h", "Nemotron3_5TranscribeForConditionalGeneration"),
     ],
 )
 def test_a_variant_that_no_release_reads_is_refused(
@@ -49,6 +48,14 @@ def test_a_variant_that_no_release_reads_is_refused(
     ):
         command(engine, name, "main", r_model_type=model_type)
     assert command(engine, name, "main", r_model_type=model_type, speculate=0)
+
+
+@pytest.mark.parametrize("model_type", ["bailing_moe", "bailing_moe_v2"])
+def test_a_variant_that_our_plugin_runs_wants_a_folder_of_its_own(model_type: str) -> None:
+    with pytest.raises(LaunchError, match=r"from a folder of its own, .* --format vllm --out DIR"):
+        command("vllm", "bailing_moe", "0.32.0", r_model_type=model_type)
+    assert command("vllm", "bailing_moe", "0.32.0", r_model_type=model_type, speculate=0)
+    assert command("vllm", "bailing_moe", "0.25.0", r_model_type="bailing_hybrid")
 
 
 def test_the_text_part_of_the_config_counts_too() -> None:
@@ -73,7 +80,8 @@ def test_limits_of_one_variant_are_no_warning_for_another() -> None:
 
 def test_the_note_for_tables_names_variants_and_what_holds_for_all() -> None:
     assert served_by("step3p5")["sglang"].note == "step3p7 from 0.5.13; one draft runner per module"
-    assert served_by("bailing_moe")["vllm"].note == "Ling 2.0 is not read"
+    ling = "Ling 2.0 from 0.26.0 with our plugin, in a folder of its own"
+    assert served_by("bailing_moe")["vllm"].note == ling
     assert served_by("qwen3_5")["sglang"].note == "text-only checkpoints from 0.5.17"
 
 

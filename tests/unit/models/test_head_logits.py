@@ -38,6 +38,10 @@ _HYBRID: dict[str, Any] = {
 KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+    },
     "glm4_moe": {
         "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": True,
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
@@ -221,9 +225,10 @@ class Straight:
                 total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
             if mlp.shared_gate is not None:
                 total = total * (mlp.shared_gate.weight @ row).sigmoid()
+            whole = scores[order].sum() if config.renormalise else 1.0
             for number in order.tolist():
                 said = _swiglu(row, experts.gate_up.weight[number], experts.down.weight[number])
-                total = total + config.scale * scores[number] / scores[order].sum() * said
+                total = total + config.scale * scores[number] / whole * said
             result.append(total)
         return torch.stack(result)
 
@@ -414,6 +419,8 @@ OWN_LAYOUTS = {
     "deepseek_v32": family("deepseek_v32").layout,
     "glm_moe_dsa": family("glm_moe_dsa").layout,
     "mimo_v2_flash": family("mimo_v2").layout,
+    "qwen3_moe": family("qwen3_moe").layout,
+    "qwen3_moe, as vllm": family("qwen3_moe").layout.as_("vllm"),
     "mellum": family("mellum").layout,
     "step3p5": family("step3p5").layout,
     "nemotron_h": family("nemotron_h").layout,

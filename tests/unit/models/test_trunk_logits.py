@@ -61,6 +61,10 @@ MELLUM = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": 5, "num_nextn_predict_layers": 1,
 }  # fmt: skip
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "norm_topk_prob": True,
+}  # fmt: skip
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -117,6 +121,16 @@ CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention", "full_attention"],
     },
     "qwen3, yarn": {"model_type": "qwen3", "rope_scaling": YARN},
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_moe, silent about weights": {
+        name: value for name, value in QWEN3_MOE.items() if name != "norm_topk_prob"
+    },
+    "qwen3_moe, dense layers by list": {**QWEN3_MOE, "mlp_only_layers": [0, 2]},
+    "qwen3_moe, experts in every other layer": {**QWEN3_MOE, "decoder_sparse_step": 2},
+    "qwen3_moe, wide heads": {**QWEN3_MOE, "head_dim": 16, "num_key_value_heads": 1},
+    "qwen3_moe, biases": {**QWEN3_MOE, "attention_bias": True},
+    "qwen3_moe, tied": {**QWEN3_MOE, "tie_word_embeddings": True},
+    "qwen3_moe, yarn": {**QWEN3_MOE, "rope_scaling": YARN},
     "mimo, as qwen2": {"model_type": "mimo", "attention_bias": True},
     "glm4_moe": GLM,
     "glm4_moe, q/k norms": {**GLM, "use_qk_norm": True},
@@ -267,6 +281,7 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "the scale": ("glm4_moe", {"routed_scaling_factor": 1.0}),
     "another share rotated": ("glm4_moe, a quarter rotated", {"partial_rotary_factor": 0.5}),
     "scores by softmax": ("glm4_moe", {"scoring_func": "softmax"}),
+    "weights as they are": ("qwen3_moe", {"norm_topk_prob": False}),
     "one expert fewer": ("ernie4_5_moe", {"moe_k": 2}),
     "more entries seen": ("deepseek_v32", {"index_topk": 8}),
     "neighbours rotated in the indexer": ("deepseek_v32", {"indexer_rope_interleave": True}),
@@ -335,6 +350,11 @@ def test_what_mellum_asks_for_and_is_not_computed_is_refused(
 ) -> None:
     with pytest.raises((BadConfig, UnsupportedFamily), match=why):
         model_config({**SMALL, **MELLUM, **change})
+
+
+def test_a_window_of_qwen3_moe_is_refused() -> None:
+    with pytest.raises(UnsupportedFamily, match=r"use_sliding_window is true; .* without windows"):
+        model_config({**SMALL, **QWEN3_MOE, **WINDOWS})
 
 
 def test_another_activation_is_refused() -> None:

@@ -54,6 +54,7 @@ def loaded(folder: Path) -> tuple[Any, dict[str, Any]]:
         "nemotron_h",
         "exaone_moe",
         "exaone4_5",
+        "qwen3_moe",
     ],
 )
 def test_no_trunk_tensor_is_missing_or_unknown(tiny: Tiny, tmp_path: Path, variant: str) -> None:

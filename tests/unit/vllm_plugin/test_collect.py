@@ -241,7 +241,7 @@ def test_plain_trunks_give_states_behind_their_last_norm() -> None:
         return state_kind(SimpleNamespace(model_config=SimpleNamespace(hf_text_config=text)))
 
     assert {kind(name) for name in ("llama", "qwen2", "mistral")} == {"after_final_norm"}
-    assert {kind(name) for name in ("mimo", "qwen3", "glm4_moe")} == {None}
+    assert {kind(name) for name in ("mimo", "qwen3", "qwen3_moe", "glm4_moe")} == {None}
 
 
 def test_states_can_be_left_in_their_file(tmp_path: Path) -> None:
