@@ -35,18 +35,23 @@ DEFAULTS: dict[str, Any] = {
     "loss": "tv", "learning_rate": 1e-3, "batch_tokens": 768, "max_len": 2048, "pack_tokens": 2048,
 }  # fmt: skip
 _OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
-# Options of a training run with an end; learning has none, and a mean and a rate of its own.
-_NOT_LEARNING = ("average", "schedule", "decay", "final_rate", "warmup")
+# Options of a training run that has an end, a dataset and a folder; learning has none of these, and
+# a mean, a rate, an order of texts and a draft vocabulary of its own.
+NOT_LEARNING = (
+    "average", "schedule", "decay", "final_rate", "warmup", "epochs", "max_steps", "min_steps",
+    "batch_sequences", "seed", "draft_vocab", "cache", "cache_dtype", "states_from", "eval_every",
+    "eval_limit", "save_every", "keep", "shard",
+)  # fmt: skip
 _STATE_BYTES = 1 << 30
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
     """Options of `train` for a head that learns while it serves; ConfigError for unused ones."""
-    for name in _NOT_LEARNING:
+    for name in NOT_LEARNING:
         if name in overrides:
             raise ConfigError(
-                f"option {name!r} of `train` is not used by learning while serving, which has a "
-                "mean and a rate of its own; leave it out."
+                f"option {name!r} of `train` is not used by learning while serving. Leave it out "
+                "(docs/learning.md has those that are)."
             )
     on = resolve_device(device).type
     if dtype == "auto" and on == "cpu":

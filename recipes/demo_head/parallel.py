@@ -5,12 +5,26 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class Recipe(Protocol):
+    """What every stage needs of the settings of a recipe."""
+
+    @property
+    def work(self) -> Path: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def processes(self) -> int: ...
 
 
 def side_by_side(

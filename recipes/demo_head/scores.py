@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from parallel import side_by_side
+from parallel import Recipe, side_by_side
 from settings import Settings
 from study import best_of_rows, read
 
@@ -32,17 +32,9 @@ CHOSEN_ON = "held-out, T=0.6"
 _MAX_REPETITION = 0.5  # as `headstart distill` drops answers
 
 
-class Scored(Protocol):
+class Scored(Recipe, Protocol):
     """What scoring needs of the settings of a recipe."""
 
-    @property
-    def work(self) -> Path: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def processes(self) -> int: ...
     @property
     def stock(self) -> Path: ...  # any head of the model's
     @property

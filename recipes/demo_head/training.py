@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from parallel import side_by_side
+from parallel import Recipe, side_by_side
 
 from headstart.checkpoint.hub import local_folder
 from headstart.train.job import Job
@@ -24,17 +24,9 @@ _PROBE_STEPS = 6
 _MANY_EPOCHS = 1000  # max_steps ends a run
 
 
-class Trained(Protocol):
+class Trained(Recipe, Protocol):
     """What training needs of the settings of a recipe."""
 
-    @property
-    def work(self) -> Path: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def processes(self) -> int: ...
     @property
     def answers(self) -> Path: ...
     @property

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from headstart.errors import ConfigError
-from headstart.learn.assembly import learning_options
+from headstart.learn.assembly import NOT_LEARNING, learning_options
 from headstart.learn.options import LearnOptions
 from headstart.learn.starting import is_on, read_overrides, start_lines
+from headstart.train.options import TrainOptions
 
 
 @pytest.mark.parametrize(
@@ -27,10 +28,10 @@ def test_a_cpu_computes_in_what_it_multiplies_fastest(
     assert learning_options({}, device="cpu", dtype="float32").dtype == "float32"
 
 
-@pytest.mark.parametrize("name", ["average", "schedule", "decay", "final_rate", "warmup"])
+@pytest.mark.parametrize("name", NOT_LEARNING)
 def test_options_that_learning_does_not_use_are_refused(name: str, tmp_path: Path) -> None:
     """Regression: with an average, heads were written that had never learned anything."""
-    value = "wsd" if name == "schedule" else 0.5
+    value = getattr(TrainOptions(), name)  # also where it changes nothing
     with pytest.raises(ConfigError, match=f"option '{name}' of `train` is not used by learning"):
         learning_options({name: value}, device="cpu", dtype="float32")
     file = tmp_path / "options.json"
