@@ -1,6 +1,7 @@
 """Drafts from the context beside the head, on one GPU: `auto` against the head alone.
 
-PYTHONPATH=. python3 benchmarks/gpu_copies.py MODEL [--requests 1,16,64] [--shares 0.5,0] [--out F]
+PYTHONPATH=. python3 benchmarks/gpu_copies.py MODEL [--requests 1,16,64] [--shares 0.5,0]
+    [--lengths 64] [--out F]
 
 MODEL is a calibrated checkpoint, written first where there is none (MiMo-7B's shape): its trunk
 goes around a cycle of tokens, so prompts can hold spans of what it will write (`headstart
@@ -16,6 +17,7 @@ line is one JSON document.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import time
@@ -90,10 +92,10 @@ def play(
 
 
 def contest(
-    engine: Engine, model: Path, given: argparse.Namespace, count: int, share: float
+    engine: Engine, model: Path, given: argparse.Namespace, count: int, share: float, length: int
 ) -> dict[str, Any]:
     plan = CopyPlan(
-        length=given.length, share=share, prompts=count * (_WARM + given.repeats),
+        length=length, share=share, prompts=count * (_WARM + given.repeats),
         answer_tokens=given.tokens,
     )  # fmt: skip
     prompts = list(copy_prompts(agreement_of(model), plan, seed=given.seed))
@@ -106,7 +108,7 @@ def contest(
             played = play(engine, own, side, given.tokens)
             if turn >= _WARM:
                 found[side].append(played)
-    row: dict[str, Any] = {"requests": count, "share": share}
+    row: dict[str, Any] = {"requests": count, "share": share, "length": length}
     for way, plays in found.items():
         row[way] = {name: median(one[name] for one in plays) for name in plays[0]}
         row[way]["capture_seconds"] = sum(one["capture_seconds"] for one in plays)
@@ -122,7 +124,7 @@ def contest(
     row["shapes"] = _shapes(engine)
     row["reason"] = engine.stats.draft_reason
     print(
-        f"{count:4d} requests, {share:4.0%} copied: auto "
+        f"{count:4d} requests, {share:4.0%} copied in spans of {length}: auto "
         f"{row['auto']['tokens_per_second']:8.0f} tokens/s, head "
         f"{row['head']['tokens_per_second']:8.0f}, {row['auto_over_head']:.3f}x "
         f"({min(row['ratios']):.3f} to {max(row['ratios']):.3f}); copied "
@@ -186,7 +188,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0.45, help="at which drafts are right")
     parser.add_argument("--requests", default="1,16,64")
     parser.add_argument("--shares", default="0.5,0")
-    parser.add_argument("--length", type=int, default=64, help="tokens of a copied span")
+    parser.add_argument("--lengths", default="64", help="tokens of a copied span, several in turn")
     parser.add_argument("--tokens", type=int, default=512, help="of an answer")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
@@ -215,18 +217,18 @@ def main() -> None:
     passes = [] if costs is None else [[rows, 1e3 * s] for rows, s in costs.table.passes]
     document: dict[str, Any] = {
         "rows": [], "torch": torch.__version__, "rate": given.rate, "tokens": given.tokens,
-        "length": given.length, "repeats": given.repeats, "pass_milliseconds": passes,
+        "repeats": given.repeats, "pass_milliseconds": passes,
         "follow_copies_microseconds": kernel_microseconds(engine),
     }  # fmt: skip
     print(f"going on with copies: {document['follow_copies_microseconds']} us; passes {passes}")
     device = engine.model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
     document["device"] = name
-    for count in counts:
-        for share in given.shares.split(","):
-            document["rows"].append(contest(engine, given.model, given, count, float(share)))
-            if given.out:
-                given.out.write_text(json.dumps(document, indent=1) + "\n")
+    shares, lengths = map(float, given.shares.split(",")), map(int, given.lengths.split(","))
+    for count, share, length in itertools.product(counts, shares, lengths):
+        document["rows"].append(contest(engine, given.model, given, count, share, length))
+        if given.out:
+            given.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document))
 
 

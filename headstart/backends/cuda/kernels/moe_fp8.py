@@ -26,7 +26,7 @@ from headstart.backends.cuda.kernels.moe_fp8_weights import (
     first_matrix,
     second_matrix,
 )
-from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, fp8_and_lists
+from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, clear_pairs, fp8_and_lists
 
 _GROUP = tl.constexpr(GROUP)
 
@@ -62,9 +62,9 @@ def fp8_terms(
     )  # fmt: skip
     is_even = experts.shared_width % width == 0 and width % second.inputs == 0
     _down[(triton.cdiv(hidden, second.outputs), lists.count)](
-        inner, inner_scales, *other, *listed, weights, terms, *sizes, CHOICES=choices,
-        IS_BLOCKED=experts.down.is_blocked, BLOCK_M=lists.tile, BLOCK_N=second.outputs,
-        BLOCK_K=second.inputs, IS_EVEN=is_even, num_warps=second.warps,
+        inner, inner_scales, *other, *listed, chosen, weights, terms, *sizes, CHOICES=choices,
+        IS_BY_EXPERT=lists.is_by_expert, IS_BLOCKED=experts.down.is_blocked, BLOCK_M=lists.tile,
+        BLOCK_N=second.outputs, BLOCK_K=second.inputs, IS_EVEN=is_even, num_warps=second.warps,
         num_stages=second.stages,
     )  # fmt: skip
     return terms
@@ -167,9 +167,10 @@ def _gate_up(x, x_scales, weight, scales, shared, shared_scales, experts, starts
 
 @jit(do_not_specialize=["rows"])
 def _down(inner, inner_scales, weight, scales, shared, shared_scales, experts, starts, order,
-          weights, terms, rows, hidden, width, shared_width, num_experts, CHOICES: tl.constexpr,
-          IS_BLOCKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-          BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+          chosen, weights, terms, rows, hidden, width, shared_width, num_experts,
+          CHOICES: tl.constexpr, IS_BY_EXPERT: tl.constexpr, IS_BLOCKED: tl.constexpr,
+          BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+          IS_EVEN: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N
     tile = tl.program_id(1)
     expert = tl.load(experts + tile)
@@ -177,10 +178,8 @@ def _down(inner, inner_scales, weight, scales, shared, shared_scales, experts, s
     count = tl.load(starts + 2 * tile + 1)
     columns = column + tl.arange(0, BLOCK_N)
     is_output = columns < hidden
-    if expert < 0:  # a row of no request, whose pairs are in no list
-        where = (tile % CHOICES * rows + tile // CHOICES) * hidden + columns
-        zero = tl.zeros((BLOCK_N,), dtype=terms.dtype.element_ty)
-        tl.store(terms + where, zero, is_output)
+    if expert < 0:  # of rows of no request, whose pairs are in no list
+        clear_pairs(terms, chosen, tile, columns, rows, hidden, CHOICES, IS_BY_EXPERT, True)
     base, size, stride, inputs = second_matrix(
         weight, scales, shared, shared_scales, expert, column, hidden, width, shared_width,
         num_experts, IS_BLOCKED,

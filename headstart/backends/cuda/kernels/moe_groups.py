@@ -21,7 +21,7 @@ from headstart.backends.cuda.kernels.group_experts import GroupExperts, operands
 from headstart.backends.cuda.kernels.group_packing import PackedGroups, halves
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, integers_and_lists
+from headstart.backends.cuda.kernels.moe_rows import MOST_LISTED, clear_pairs, integers_and_lists
 
 _FEW_PAIRS = 8  # of a tile, for as many rows: two lines each, of the 16 that a product has
 
@@ -48,15 +48,15 @@ def group_terms(
     sizes = (rows, hidden, width, experts.shared_width, experts.count)
     _product[(triton.cdiv(2 * width, first.outputs), lists.count)](
         rounded.values, rounded.scales, rounded.sums, *operands(gate_up, experts.shared_gate_up),
-        *listed, None, inner, *sizes, CHOICES=choices, BLOCK_M=tile,
-        **_sizes(first, gate_up, hidden),
+        *listed, chosen, None, inner, *sizes, CHOICES=choices, IS_BY_EXPERT=lists.is_by_expert,
+        BLOCK_M=tile, **_sizes(first, gate_up, hidden),
     )  # fmt: skip
     between = silu_integers(inner.unsqueeze(0), down.half)
     is_even = experts.shared_width % width == 0
     _product[(triton.cdiv(hidden, second.outputs), lists.count)](
         between.values, between.scales, between.sums, *operands(down, experts.shared_down),
-        *listed, weights, terms, *sizes, CHOICES=choices, BLOCK_M=tile,
-        **_sizes(second, down, width if is_even else 0),
+        *listed, chosen, weights, terms, *sizes, CHOICES=choices, IS_BY_EXPERT=lists.is_by_expert,
+        BLOCK_M=tile, **_sizes(second, down, width if is_even else 0),
     )  # fmt: skip
     return terms
 
@@ -191,10 +191,10 @@ def matrix_of(expert, columns, weight, scales, zeros, shared, shared_scales, sha
 
 @jit(do_not_specialize=["rows"])
 def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, shared_zeros,
-             experts, starts, order, weights, result, rows, hidden, width, shared_width,
-             num_experts, CHOICES: tl.constexpr, GROUP: tl.constexpr, HALF: tl.constexpr,
-             IS_PACKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-             BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+             experts, starts, order, chosen, weights, result, rows, hidden, width, shared_width,
+             num_experts, CHOICES: tl.constexpr, IS_BY_EXPERT: tl.constexpr, GROUP: tl.constexpr,
+             HALF: tl.constexpr, IS_PACKED: tl.constexpr, BLOCK_M: tl.constexpr,
+             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     """Without `weights` gate and up of x's rows, result [pairs, 2 W]; else down of x's pairs, as
     weighed terms."""
     IS_FIRST: tl.constexpr = weights is None
@@ -212,12 +212,9 @@ def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, 
         outputs = hidden
         inputs = width
         lines = 2 * rows * CHOICES
-    if expert < 0:  # a row of no request, whose pairs are in no list
-        place = tile.to(tl.int64) * outputs
-        if not IS_FIRST:
-            place = (tile % CHOICES * rows + tile // CHOICES).to(tl.int64) * outputs
-        nothing = tl.zeros((BLOCK_N,), dtype=result.dtype.element_ty)
-        tl.store(result + place + columns, nothing, columns < outputs)
+    if expert < 0:  # of rows of no request, whose pairs are in no list
+        clear_pairs(result, chosen, tile, columns, rows, outputs, CHOICES, IS_BY_EXPERT,
+                    not IS_FIRST)  # fmt: skip
     width_x = inputs
     base, size, zero, source, is_output, stride, scale_stride, inputs = matrix_of(
         expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,

@@ -36,6 +36,7 @@ class Lists:
     order: Tensor  # pairs, int32
     count: int
     tile: int
+    is_by_expert: bool = False  # one list for each expert, after one without pairs for -1
 
 
 def empty_lists(chosen: Tensor, most: int, tile: int = _TILES[0]) -> Lists:
@@ -44,6 +45,19 @@ def empty_lists(chosen: Tensor, most: int, tile: int = _TILES[0]) -> Lists:
     starts = torch.empty(pairs, 2, dtype=torch.int32, device=chosen.device)
     order = torch.empty(pairs * most, dtype=torch.int32, device=chosen.device)
     return Lists(chosen, starts, order, pairs, tile)
+
+
+def empty_expert_lists(chosen: Tensor, num_experts: int, most: int, tile: int) -> Lists:
+    """A list of up to `most` pairs for each expert, after one for no expert; a program fills them.
+
+    Fewer than those of pairs where many pairs share few experts: programs of an empty list take
+    the time of a start each.
+    """
+    count = num_experts + 1
+    experts = torch.empty(count, dtype=torch.int32, device=chosen.device)
+    starts = torch.empty(count, 2, dtype=torch.int32, device=chosen.device)
+    order = torch.empty(count * most, dtype=torch.int32, device=chosen.device)
+    return Lists(experts, starts, order, count, tile, is_by_expert=True)
 
 
 def tile_for(pairs: int, num_experts: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -134,6 +135,24 @@ def go(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(moe_rows, "MOST_LISTED", 4)
         monkeypatch.setattr("headstart.backends.cuda.kernels.moe_fp8.MOST_LISTED", 4)
         monkeypatch.setattr(moe_groups, "MOST_LISTED", 4)
+
+
+@pytest.mark.parametrize("kind", ["fp8-block, two shared", "int4 with zeros, two shared"])
+def test_lists_of_experts_and_of_pairs_give_the_same_terms(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, config, _ = KINDS[kind]
+    held, _ = make(form, config)
+    hold(held)
+    monkeypatch.setattr(experts, "FEW_ROWS", 0)
+    slots = torch.tensor([0, -1, 2, -1, 4], dtype=torch.int32, device=DEVICE)
+    x, found = random(5, HIDDEN, seed=3), []
+    for answer in (True, False):
+        asked = Mock(return_value=answer)
+        monkeypatch.setattr(moe_rows, "is_by_expert", asked)
+        found.append(moe_terms(x, held, slots))
+        asked.assert_called_once_with(5 * (config.top_k + 2), config.num_experts + 2)
+    assert torch.equal(*found) and found[0].any()
 
 
 @pytest.mark.parametrize(
