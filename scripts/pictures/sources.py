@@ -14,8 +14,8 @@ RESULTS, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/pictures"
 
 # Of benchmarks/gpu_http.py, both servers in turns; a cell is of the first file that has it.
 SPEED = (
-    "gpu_http_h200_2026-11-18.json", "gpu_http_h200_2026-11-17_c.json",
-    "gpu_http_h200_2026-11-17_b.json",
+    "gpu_http_h200_2026-11-18_second.json", "gpu_http_h200_2026-11-18.json",
+    "gpu_http_h200_2026-11-17_c.json", "gpu_http_h200_2026-11-17_b.json",
 )  # fmt: skip
 STUDY = "demo_head_study_h200_2026-11-15.json"  # of recipes/demo_head
 TERMINAL = "demo_terminal_2-cores_2026-11-18.json"  # of make_pictures.py --record terminal
