@@ -2,12 +2,13 @@
 
     python benchmarks/predicted_speed.py mt_bench.jsonl --out result.json
 
-For every format of weights and number of requests at once: an engine answers the questions without
-drafts, which gives the texts; `score`'s own code predicts the speed of K = 1 to 4 and of `auto`
-from those texts and from rounds that it times; then the engine answers the same questions with
-each K and with `auto`, in an order that changes from category to category. Steps in which all
-requests decode count, as many requests as are asked for: what is predicted is decoding at that
-load. Greedy, the draft vocabulary that ships.
+For every format of weights and number of requests at once: an engine without a head answers the
+questions, which gives the texts; `score`'s own code predicts the speed of K = 1 to 4 and of `auto`
+from those texts and from rounds that it times; then the same questions are answered by that engine
+again, and with each K and with `auto` by one that has the head, in an order that changes from
+category to category and from turn to turn. Steps in which all requests decode count, as many
+requests as are asked for: what is predicted is decoding at that load. Greedy, the draft vocabulary
+that ships.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ class Speed:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Engines:
+    """One that has no head to keep in step, and one that drafts."""
+
+    without: Engine
+    drafting: Engine
+
+
 def ask(
     engine: Engine, questions: Sequence[Conversation], params: SamplingParams, requests: int
 ) -> tuple[Speed, list[Result]]:
@@ -99,18 +108,20 @@ def compare(
     arguments: argparse.Namespace,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """One row for each category and way of drafting, and for all categories together."""
-    engine = Engine(
-        folder, draft_vocab=shipped_vocab(), options=EngineOptions(
-            speculate=AUTO, weights=WEIGHTS[weights], max_running_requests=requests,
-            max_model_len=2048, prefix_caching=False, kv_bytes=1 << 28,
-        ),
+    without = EngineOptions(
+        speculate=0, weights=WEIGHTS[weights], max_running_requests=requests,
+        max_model_len=2048, prefix_caching=False, kv_bytes=1 << 28,
     )  # fmt: skip
-    plain = engine.prompts.default_params(
+    engines = Engines(
+        Engine(folder, options=without),
+        Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
+    )
+    plain = engines.without.prompts.default_params(
         temperature=0.0, max_tokens=arguments.max_tokens, speculate=0, ignore_eos=True
     )
     records: list[Record] = []
     for questions in groups.values():
-        _, results = ask(engine, questions, plain, requests)
+        _, results = ask(engines.without, questions, plain, requests)
         for result, question in zip(results, questions, strict=False):
             records.append(record(result, question, len(records), plain))
     started = time.perf_counter()
@@ -124,7 +135,7 @@ def compare(
     seconds = time.perf_counter() - started
     predicted = found["results"][-1]
     gc.collect()
-    speeds = measured(engine, groups, plain, requests)
+    speeds = measured(engines, groups, plain, requests, arguments.turns)
     rows = []
     for name, own in speeds.items():
         part = predicted if name == ALL else predicted["by_category"][name]
@@ -143,17 +154,20 @@ def compare(
 
 
 def measured(
-    engine: Engine, groups: dict[str, list[Conversation]], plain: SamplingParams, requests: int
-) -> dict[str, dict[str, Speed]]:
+    engines: Engines, groups: dict[str, list[Conversation]], plain: SamplingParams, requests: int,
+    turns: int,
+) -> dict[str, dict[str, Speed]]:  # fmt: skip
     """Speeds by category and way of drafting, and of all together."""
     ways: list[Any] = [0, *DRAFTS, AUTO]
     speeds = {name: {str(way): Speed() for way in ways} for name in (ALL, *groups)}
-    for place, (name, questions) in enumerate(groups.items()):
-        turn = place % len(ways)
-        for way in ways[turn:] + ways[:turn]:
-            speed, _ = ask(engine, questions, replace(plain, speculate=way), requests)
-            speeds[name][str(way)].add(speed)
-            speeds[ALL][str(way)].add(speed)
+    for turn in range(turns):
+        for place, (name, questions) in enumerate(groups.items()):
+            first = (place + turn) % len(ways)
+            for way in ways[first:] + ways[:first]:
+                engine = engines.drafting if way else engines.without
+                speed, _ = ask(engine, questions, replace(plain, speculate=way), requests)
+                speeds[name][str(way)].add(speed)
+                speeds[ALL][str(way)].add(speed)
     return speeds
 
 
@@ -176,6 +190,7 @@ def main() -> None:
     parser.add_argument("--requests", nargs="*", type=int, default=[1, 4])
     parser.add_argument("--each", type=int, default=4, help="questions of each category")
     parser.add_argument("--max-tokens", type=int, default=96, help="every answer has so many")
+    parser.add_argument("--turns", type=int, default=2, help="every question is asked so often")
     parser.add_argument("--out", type=Path, help="all rows, as JSON")
     arguments = parser.parse_args()
     groups: dict[str, list[Conversation]] = {}
@@ -192,6 +207,7 @@ def main() -> None:
                     "rows": rows,
                     "max_tokens": arguments.max_tokens,
                     "each": arguments.each,
+                    "turns": arguments.turns,
                     "head": head_digest(head) if head else None,
                 }
                 title = "Predicted and measured speed of the demo's head, CPU"
