@@ -198,7 +198,7 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, shared, si
     place = (first_row + row) * HEADS + head
     target = result + place[:, None] * VALUE + value_at[None, :]
     # Pieces are not put together then, so a place without a request is made zero here.
-    if IS_WHOLE and not IS_PACKED:  # noqa: SIM102 (decided while compiling, the other at run time)
+    if IS_WHOLE and not IS_PACKED:
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_V), dtype=result.dtype.element_ty)
             tl.store(target, nothing, is_value)
