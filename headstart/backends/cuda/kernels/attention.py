@@ -29,10 +29,9 @@ from headstart.backends.cuda.kernels.attention_cuts import (
 )
 from headstart.backends.cuda.kernels.attention_fp8 import attend_fp8
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.paged_steps import take_in
 from headstart.backends.cuda.kernels.pieces import combine
 from headstart.backends.cuda.kernels.shared_prefix import SharedPrefix, attend_shared
-from headstart.backends.cuda.kernels.softmax import piece
+from headstart.backends.cuda.kernels.softmax import piece, take_in
 
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
 _COMBINING = ((4, (1, 32)), (8, (1, 16)), (32, (2, 8)), (1 << 30, (16, 1)))
