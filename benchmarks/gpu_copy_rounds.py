@@ -58,7 +58,7 @@ def timed_parts(run: Any) -> dict[str, tuple[int, float]]:
 def use_few_rows(engine: Engine, few: int) -> None:
     """Attend so from now on: what was captured is captured again."""
     for module in (squeezed, cuda_rounds):
-        setattr(module, "FEW_ROWS", few)  # noqa: B010 (mypy knows it in one of them only)
+        patch.object(module, "FEW_ROWS", few).start()
     device: Any = engine.loop.rounds and engine.loop.rounds._device
     device.graphs._graphs.clear()
     device.graphs._runs = Counter()

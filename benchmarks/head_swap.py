@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from headstart.data.conversations import Conversation, read_conversations
 from headstart.demo.shipped import shipped_head
@@ -74,8 +73,7 @@ def disturbed(head: Path, out: Path, noise: float) -> Path:
     """A head with noise in every tensor, `noise` times the tensor's own standard deviation."""
     shutil.copytree(head, out)
     file, draw = next(out.glob("*.safetensors")), torch.Generator().manual_seed(0)
-    with safe_open(file, "pt") as handle:
-        own = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+    own = load_file(file)
     for name, value in own.items():
         wide = value.float()
         size = noise * (float(wide.std()) if wide.numel() > 1 else 0.0)

@@ -42,7 +42,7 @@ class Server:
             "headstart", "serve", str(model), "--port", "0", "--speculate", "3", "--weights",
             "int8", "--max-model-len", "2048", "--no-prefix-caching", *flags,
         )  # fmt: skip
-        self._log = open(log, "w", encoding="utf-8")  # noqa: SIM115
+        self._log = log.open("w", encoding="utf-8")
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         self.url = ""

@@ -38,7 +38,7 @@ class Server:
     """`headstart serve` with `--learn`, in a process of its own."""
 
     def __init__(self, model: Path, folder: Path, base: Path, log: Path, flags: Sequence[str]):
-        self._log = open(log, "a", encoding="utf-8")  # noqa: SIM115
+        self._log = log.open("a", encoding="utf-8")
         command = python_command(
             "headstart", "serve", str(model), "--port", "0", "--learn", str(folder),
             "--learn-base", str(base), "--speculate", "3", "--max-running-requests", "16",

@@ -23,6 +23,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from over_http.client import closed_loop
 from over_http.load import CHAT, COMPLETIONS, MODEL, Job
@@ -71,7 +72,7 @@ def serve_without_computing() -> None:
                 loop.scheduler.remove(request)
         return updates
 
-    setattr(Loop, "step", step)  # noqa: B010  (mypy has another view of assignments to methods)
+    patch.object(Loop, "step", step).start()
     sys.argv = ["headstart", *sys.argv[2:]]
     main()
 

@@ -28,6 +28,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from server_process import ServerProcess, get, serving
 from server_soak_clients import Case, Tally, keep_asking, until_error
@@ -61,7 +62,7 @@ def serve_failing() -> None:
             raise RuntimeError("a fault that was asked for")
         return step(engine)
 
-    Engine.step = failing  # type: ignore[method-assign, assignment]
+    patch.object(Engine, "step", failing).start()
     signal.signal(signal.SIGUSR1, lambda *_: fails.update(once=True))
     signal.signal(signal.SIGUSR2, lambda *_: fails.update(always=True))
     sys.argv = ["headstart", *sys.argv[2:]]

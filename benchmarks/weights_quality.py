@@ -86,7 +86,7 @@ def main() -> None:
         own = form if arguments.lm_head is None else weight_format(
             arguments.lm_head, is_compiled=arguments.kernels
         )  # fmt: skip
-        setattr(trunk, "lm_head", own(trunk.lm_head))  # noqa: B010 (its declared type is Linear)
+        trunk.add_module("lm_head", own(trunk.lm_head))
     text = engines[0].prompts.read(arguments.text.read_text())[: arguments.tokens]
     losses = [0.0, 0.0]
     same = divergence = 0.0

@@ -42,7 +42,7 @@ def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> Non
 def _new_file(path: Path) -> BinaryIO:
     """A new file, not what a link leads to, and locked: another writer leaves it alone."""
     while True:
-        file = open(path, "xb")  # noqa: SIM115  the caller's
+        file = path.open("xb")
         fcntl.flock(file, fcntl.LOCK_EX)
         if path.exists():  # else another writer took the still unlocked file for an abandoned one
             return file

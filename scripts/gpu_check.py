@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 
@@ -88,7 +89,7 @@ def take_all(policy: DraftPolicy) -> None:
         head = {request: min(1, policy.room(request)) for request in requests}
         return PlannedRound(head, {r: len(copy.tokens[:MAX_COPIED]) for r, copy in copies.items()})
 
-    policy.plan = policy.plan_round = plan  # type: ignore[method-assign]
+    patch.multiple(policy, plan=plan, plan_round=plan).start()
 
 
 def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:

@@ -28,6 +28,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+from unittest.mock import patch
 
 import headstart
 
@@ -161,12 +162,9 @@ def generate_files(model: str, **settings: Any) -> list[str]:
     words = ["generate", model, "Hello", "--max-tokens=16", "--temperature=0", *flags]
     from headstart.cli.main import app
 
-    headstart.Engine.__init__ = loaded  # type: ignore[method-assign]
-    try:
-        with tracer.installed(), contextlib.redirect_stdout(io.StringIO()):
-            app(words, standalone_mode=False)
-    finally:
-        headstart.Engine.__init__ = load  # type: ignore[method-assign]
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with patch.object(headstart.Engine, "__init__", loaded), tracer.installed(), quiet:
+        app(words, standalone_mode=False)
     return tracer.end()
 
 

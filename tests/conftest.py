@@ -18,8 +18,7 @@ from headstart.calibrate.tiny import write_tiny
 
 
 def pytest_collection_finish() -> None:
-    """What is collected stays until the end: searching it for garbage took a fifth of all time."""
-    gc.collect()
+    """What is there stays until the end: searching it for garbage took a fifth of all time."""
     gc.freeze()
     atexit.register(gc.unfreeze)  # or libraries would report that their objects are still there
     gc.enable()

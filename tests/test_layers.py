@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -53,23 +54,45 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+Import = ast.Import | ast.ImportFrom
+
+
+class Facts(NamedTuple):
+    """What is asked of a file: kept trees of all would be searched for garbage again and again."""
+
+    imports: list[Import]  # wherever they stand
+    at_top: list[Import]
+    strings: str  # parts of f-strings included, docstrings left out; each begins a line
+
+
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    return Facts(
+        [node for node in statements(tree) if isinstance(node, Import)],
+        [node for node in tree.body if isinstance(node, Import)],
+        "\n".join(literals(tree)),
+    )
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node, however deep; what is inside of expressions is left out."""
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, part, ()):
+            yield child
+            yield from statements(child)
 
 
 def imported_packages(path: Path) -> set[str]:
     """Top-level parts of headstart that a file imports, wherever the import stands."""
     found = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [node.module]
-            if node.module == "headstart":
-                names = [f"headstart.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
+    for node in facts(path).imports:
+        if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        elif node.module == "headstart":
+            names = [f"headstart.{alias.name}" for alias in node.names]
         else:
-            continue
+            names = [node.module or ""] if node.level == 0 else []
         found |= {name.split(".")[1] for name in names if name.startswith("headstart.")}
     return {name for name in found if not name.startswith("__")}
 
@@ -78,13 +101,12 @@ def owner(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_file_imports_only_from_layers_below_its_own(path: Path) -> None:
-    package = owner(path)
-    if package in ("__init__", "__main__"):
-        return
-    for other in imported_packages(path) - {package}:
-        assert LEVEL[other] < LEVEL[package], f"{package} may not import {other}"
+def test_files_import_only_from_layers_below_their_own() -> None:
+    for path in FILES:
+        package = owner(path)
+        if package not in ("__init__", "__main__"):
+            for other in imported_packages(path) - {package}:
+                assert LEVEL[other] < LEVEL[package], f"{path}: {package} may not import {other}"
 
 
 def test_every_package_has_a_layer() -> None:
@@ -102,10 +124,9 @@ def test_an_upward_import_would_be_found(tmp_path: Path) -> None:
 
 def test_heavy_libraries_are_imported_only_inside_functions() -> None:
     for path in [path for path in FILES if owner(path) not in TORCH_PACKAGES]:
-        for node in parsed(path).body:
-            names = [alias.name for alias in getattr(node, "names", [])]
-            module = getattr(node, "module", None) or ""
-            for name in [module, *names] if isinstance(node, ast.Import | ast.ImportFrom) else []:
+        for node in facts(path).at_top:
+            names = [alias.name for alias in node.names]
+            for name in [getattr(node, "module", None) or "", *names]:
                 assert name.split(".")[0] not in ("torch", "transformers", "numpy"), path
 
 
@@ -117,25 +138,26 @@ def model_names() -> set[str]:
 
 def literals(tree: ast.AST) -> Iterator[str]:
     """Strings of a file, parts of f-strings included, docstrings left out."""
-    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+    docstrings = set()
+    for node in ast.walk(tree):  # what holds others comes before them
+        if isinstance(node, ast.Expr):
+            docstrings.add(id(node.value))
+        elif isinstance(node, ast.Constant) and id(node) not in docstrings:
             yield str(node.value)
 
 
-def named_models(source: str, names: set[str]) -> set[str]:
-    """Models that the strings of a file name, as words of their own."""
+def pattern_of(names: set[str]) -> re.Pattern[str]:
+    """Finds those names as words of their own."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])")
-    return {found for text in literals(ast.parse(source)) for found in pattern.findall(text)}
+    return re.compile(rf"(?<![\w-])(?:{words})(?![\w-])")
 
 
 def test_nothing_outside_families_names_a_model_type() -> None:
-    names, used = model_names(), set()
+    pattern, used = pattern_of(model_names()), set()
     found: dict[str, set[str]] = {}
     for path in FILES:
         inside = path.relative_to(PACKAGE).as_posix()
-        left = set() if owner(path) == "families" else named_models(path.read_text(), names)
+        left = set() if owner(path) == "families" else {*pattern.findall(facts(path).strings)}
         for where, allowed, _ in NAMING_MODELS:
             if left and inside.startswith(where):
                 used.add(where)
@@ -146,14 +168,16 @@ def test_nothing_outside_families_names_a_model_type() -> None:
     assert used == {where for where, _, _ in NAMING_MODELS}, "an exception that nothing needs"
 
 
-def test_a_model_type_in_a_string_would_be_found() -> None:
+def test_a_model_type_in_a_string_would_be_found(tmp_path: Path) -> None:
     lines = (
         "def f(kind):",
         "    'A docstring may speak of mimo_v2.'",
         "    return kind == 'mimo' or f'a {kind} of llama' or 'qwen2_like' or 'qwen2-7b'",
     )
-    names = {"mimo", "mimo_v2", "llama", "qwen2"}
-    assert named_models("\n".join(lines), names) == {"mimo", "llama"}
+    pattern = pattern_of({"mimo", "mimo_v2", "llama", "qwen2"})
+    file = tmp_path / "x.py"
+    file.write_text("\n".join(lines))
+    assert {*pattern.findall(facts(file).strings)} == {"mimo", "llama"}
 
 
 # What an engine may know of backends. `options` is what `base` exports, without importing torch.
@@ -179,7 +203,7 @@ def imported_modules(path: Path) -> set[str]:
     `from a.b import c` counts as a.b and as a.b.c: c may be a module.
     """
     names = []
-    for node in ast.walk(parsed(path)):
+    for node in facts(path).imports:
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
@@ -187,13 +211,13 @@ def imported_modules(path: Path) -> set[str]:
     return {name.removeprefix("headstart.") for name in names if name.startswith("headstart.")}
 
 
-def untyped_parameters(source: str) -> list[str]:
+def untyped_parameters(tree: ast.AST) -> list[str]:
     """Parameters that accept anything: Any, object, or keywords that are passed through.
 
     Fields of a class are parameters, too, of its constructor if it is a dataclass.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):
             fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
             found += [
@@ -247,10 +271,10 @@ def test_parameters_say_what_they_take(package: str) -> None:
     for path in (PACKAGE / package).rglob("*.py"):
         inside = path.relative_to(PACKAGE).as_posix()
         if not inside.startswith(KERNELS):
-            assert untyped_parameters(path.read_text()) == [], inside
+            assert untyped_parameters(ast.parse(path.read_text())) == [], inside
 
 
 def test_a_parameter_that_takes_anything_would_be_found() -> None:
     source = "def f(self, a: int, *b: Any, c: dict[str, object], **d: str): ...\ndef g(e): ..."
     source += "\nclass H:\n    i: int\n    j: list[Any]"
-    assert sorted(untyped_parameters(source)) == ["H(j)", "f(b)", "f(c)", "g(e)"]
+    assert sorted(untyped_parameters(ast.parse(source))) == ["H(j)", "f(b)", "f(c)", "g(e)"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,14 @@ def write_models(case: Case, scale: Scale, models: Path) -> None:
     if case.cycle(models).exists():
         return
     models.mkdir(parents=True, exist_ok=True)
-    shape, facts = scale.shapes[case.name], {"rate": scale.rate, "active": scale.active}
+    write = partial(
+        write_quickly, scale.shapes[case.name], None, rate=scale.rate, active=scale.active
+    )
     if case.has_head_apart:  # vLLM's class of the trunk has no place for one
-        write_quickly(shape, None, case.model(models), keeps=is_of_head, **facts)  # type: ignore[arg-type]
-        write_quickly(shape, None, case.trunk(models), keeps=is_of_trunk, **facts)  # type: ignore[arg-type]
+        write(case.model(models), keeps=is_of_head)
+        write(case.trunk(models), keeps=is_of_trunk)
     else:
-        write_quickly(shape, None, case.model(models), **facts)  # type: ignore[arg-type]
+        write(case.model(models))
     following = agreement_of(case.model(models)).following.tolist()
     case.cycle(models).write_text(json.dumps(following))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.calibrate.calibrated import write_calibrated
-from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.heads.quantized_copy import PROJECTIONS, quantized_copy
 
 Key = tuple[str, str, str, tuple[int, ...]]  # module, parameter, dtype, shape
@@ -67,7 +67,9 @@ def _kept(source: TensorSource) -> Callable[[], Iterator[bytes]]:
 
     def pieces() -> Iterator[bytes]:
         if not kept:
-            kept.extend(bytes(piece) for piece in source.pieces())  # type: ignore[arg-type]
+            for piece in source.pieces():
+                assert not isinstance(piece, FileSlice), "these are computed, not copied"
+                kept.append(bytes(piece))
         yield from kept
 
     return pieces

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from versus.engines import DRIVERS, Driver
+from versus.engines import DRIVERS, Driver, Vllm
 from versus.gaps import Arrivals
 
 _PARENT_DEATH_SIGNAL = 1  # of prctl(2)
@@ -110,11 +110,15 @@ class Desk:
 
     def _call(self, job: dict[str, Any], draw: random.Random) -> dict[str, Any]:
         """A method of vLLM's workers."""
-        return {"found": self.driver.call(job["method"])}  # type: ignore[attr-defined]
+        return {"found": self._workers().call(job["method"])}
+
+    def _workers(self) -> Vllm:
+        assert isinstance(self.driver, Vllm), "only vLLM has workers to call"
+        return self.driver
 
     def _swap(self, job: dict[str, Any], draw: random.Random) -> dict[str, Any]:
         """Another head while requests decode, read beforehand: gaps, and tokens of a round."""
-        call = self.driver.call  # type: ignore[attr-defined]
+        call = self._workers().call
         prompts = {}
         seen = Arrivals()
         for _ in range(job["requests"]):

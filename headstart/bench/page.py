@@ -18,15 +18,16 @@ from headstart.bench.rows import (
     acceptance_rows,
     comparison_rows,
     cost_rows,
+    fastmtp_table,
     gap_rows,
     in_order,
     load_name,
     load_words,
     speed_up,
     spread_rows,
+    task_table,
     xllm_rows,
 )
-from headstart.bench.task_tables import fastmtp_table, task_table
 from headstart.bench.tasks import ALL
 from headstart.report.page import Page
 

@@ -17,11 +17,12 @@ from headstart.bench.rows import (
     acceptance_rows,
     comparison_rows,
     cost_rows,
+    fastmtp_table,
     gap_rows,
     spread_rows,
+    task_table,
     xllm_rows,
 )
-from headstart.bench.task_tables import fastmtp_table, task_table
 from headstart.cli.look import bar_of, console_of, table_of
 from headstart.report.terminal import Console, say
 

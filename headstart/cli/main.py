@@ -113,8 +113,9 @@ def _flattened(function: Callable[..., Any]) -> Callable[..., Any]:
         if code:
             raise typer.Exit(code)
 
-    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    flat: Any = call  # a function, of which its type says too little
+    flat.__signature__ = signature.replace(parameters=parameters)
+    flat.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
 
 

@@ -2,7 +2,8 @@
 
 With context `prefix`, teacher forcing is exact: a wrong draft ends its chain, and up to there the
 head was fed what serving would have fed it. The draft of depth k is chosen as the engine does it:
-arg-max at temperature 0, else with the noise that chose the answer.
+arg-max at temperature 0, else with the noise that chose the answer. `walk` counts as the engine
+does: from the first answer token, round by round.
 
 M rows of answers, K depths, V tokens, D hidden size.
 """
@@ -18,6 +19,7 @@ from torch import Tensor
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.unroll import unroll
+from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.choose import choose_drafts
 from headstart.sampling.params import Row
 from headstart.simulate.answers import Answer, Batch
@@ -167,3 +169,28 @@ def _num_columns(logits: DraftLogits, depths: Sequence[Tensor]) -> int:
     if logits.ids is not None:
         return len(logits.ids)
     return int(logits.compute(depths[0][:1]).shape[-1]) if depths else 1
+
+
+def walk(matches: Matches, num_drafts: int) -> Acceptance:
+    """The counters of decoding this answer with K = `num_drafts`, as the engine counts them.
+
+    A round drafts no more than the answer has room for, less the token that it gives anyway; an
+    end token ends the walk, and what was drafted behind it counts as drafted.
+    """
+    answer, leading = matches.answer, matches.num_leading.tolist()
+    counters, newest = Acceptance(), 0
+    while newest < answer.num_tokens - 1:
+        room = answer.limit - (newest + 1) - 1
+        drafts = max(0, min(num_drafts, room))
+        accepted = min(leading[newest], drafts)
+        counters.observe(drafts, accepted)
+        newest += accepted + 1
+    return counters
+
+
+def every_row(matches: Matches) -> Acceptance:
+    """Counters as if a round began at every token: for row averages."""
+    leading, depths = matches.num_leading, matches.is_match.shape[-1]
+    rows = len(leading)
+    accepted = [int((leading >= depth).sum()) for depth in range(1, depths + 1)]
+    return Acceptance(rows, [rows] * depths, accepted, [rows, *accepted][:depths])

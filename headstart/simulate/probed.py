@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ class Stored:
 
 
 @contextmanager
-def _as(head: MTPHead, contract: dict[str, str]) -> Iterator[None]:
+def _as(head: MTPHead, contract: Mapping[str, Any]) -> Iterator[None]:
     """The head under another contract, for a while."""
     before = head.layout
 
@@ -105,7 +105,7 @@ def _as(head: MTPHead, contract: dict[str, str]) -> Iterator[None]:
         for part in (head, *head.modules_):
             part.layout = layout
 
-    give(replace(before, **contract))  # type: ignore[arg-type]
+    give(replace(before, **contract))
     try:
         yield
     finally:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import Answer
 from headstart.simulate.expected import RULES, Expected
-from headstart.simulate.matches import Matches
-from headstart.simulate.walk import every_row, walk
+from headstart.simulate.matches import Matches, every_row, walk
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,9 +86,7 @@ class Checkpoints:
                 self.path(step).unlink()
 
     def read(self, step: int) -> tuple[dict[str, Tensor], Progress]:
-        return self._open(
-            step, lambda file: {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        )  # fmt: skip
+        return self._open(step, _tensors)
 
     def _open(self, step: int, get: Callable[[Any], T]) -> tuple[T, Progress]:
         path = self.path(step)
@@ -107,6 +105,11 @@ class Checkpoints:
         if self.folder.is_dir():
             for path in self.folder.glob(".step-*.partial"):
                 path.unlink()
+
+
+def _tensors(file: Any) -> dict[str, Tensor]:
+    names: Iterable[str] = file.keys()
+    return {name: file.get_tensor(name) for name in names}
 
 
 def sync(path: Path) -> None:

@@ -17,8 +17,7 @@ from headstart.data.records import Record
 from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import GREEDY, Answer, answers_of, params_of
 from headstart.simulate.answers import Batch as Scored
-from headstart.simulate.matches import DraftLogits, answer_matches
-from headstart.simulate.walk import walk
+from headstart.simulate.matches import DraftLogits, answer_matches, walk
 from headstart.train.learner import Learner
 from headstart.train.packing import Row, pack
 from headstart.train.parallel import World

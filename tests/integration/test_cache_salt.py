@@ -33,7 +33,7 @@ def test_the_engine_shares_prefixes_within_a_salt(tiny: Tiny, family: str) -> No
     assert sum(len(update.token_ids) for update in streamed) == 4 and cached("c") > 20
     for salt in ("", 5):
         with pytest.raises(RequestError, match="cache_salt is no text, or an empty one"):
-            engine.add(prompt, PARAMS, cache_salt=salt)  # type: ignore[arg-type]
+            engine.add(prompt, PARAMS, cache_salt=salt)
 
 
 def cached(url: str, key: str, text: str, **fields: Any) -> int:

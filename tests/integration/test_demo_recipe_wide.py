@@ -46,8 +46,8 @@ def _write(path: Path, lines: list[dict[str, object]]) -> None:
 
 def write_passages(place: Path) -> None:
     """Of nonsense that the tiny tokenizer knows; the scripts' modules are importable here."""
-    import collect  # type: ignore[import-not-found]
-    from passages import Passage  # type: ignore[import-not-found]
+    import collect
+    from passages import Passage
 
     found = []
     for i in range(1500):
@@ -134,7 +134,7 @@ def test_text_is_made_carried_and_trained_on_elsewhere(
 
 
 def _ids(data: Dataset) -> dict[str, list[int]]:
-    return {r.id: r.ids.tolist() for split in ("train", "heldout") for r in data.records(split)}  # type: ignore[arg-type]
+    return {r.id: r.ids.tolist() for split in ("train", "heldout") for r in data.records(split)}
 
 
 @long_only

@@ -90,8 +90,8 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
             propose(drafting)
             seen.update({(r.id, len(r.tokens)): list(r.drafts) for r in drafting})
 
-        engine.policy.choose = pause  # type: ignore[method-assign]
-        engine.loop.drafter.propose = watch  # type: ignore[method-assign]
+        engine.policy.choose = pause
+        engine.loop.drafter.propose = watch
         run(engine, make_prompts(), greedy(40))
         drafted.append(seen)
     steady, resumed = drafted

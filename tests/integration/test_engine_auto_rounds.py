@@ -79,7 +79,7 @@ def play(engine: Engine, count: int) -> tuple[Any, list[RoundShape]]:
         seen.append(shape)
         return run(shape)
 
-    graphs.run = watch  # type: ignore[method-assign]
+    graphs.run = watch
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     (result,) = engine.generate([PROMPT], params)
     return result.outputs[0], seen
@@ -124,8 +124,8 @@ def test_the_head_catches_up_after_rounds_without_drafts(
         def register(request: Any, num_final: int, final: list[int] = final) -> None:
             final.append(num_final)
 
-        engine.policy.choose = choose  # type: ignore[method-assign]
-        engine.scheduler.register = register  # type: ignore[method-assign]
+        engine.policy.choose = choose
+        engine.scheduler.register = register
         answer, played = play(engine, 14)
         assert (max(final[:5]) == len(PROMPT)) == bool(pause), "the head has not read the others"
         shapes = {(shape.num_drafts, shape.head_rows) for shape in played}

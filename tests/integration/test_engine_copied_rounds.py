@@ -52,7 +52,7 @@ def take_all(engine: Engine, *, drafts: int, confirmed: bool = False, copied: in
         return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, copied),
                             confirmed=sure)  # fmt: skip
 
-    engine.policy.plan_round = plan  # type: ignore[method-assign]
+    engine.policy.plan_round = plan
 
 
 def asked(count: int = unless_long(16, 24), **fields: Any) -> SamplingParams:

@@ -140,7 +140,7 @@ def take_all_copies(engine: Engine) -> None:
         instead = {r: len(copy.tokens) for r, copy in copies.items() if rounds["count"] % 2}
         return PlannedRound({r: 0 if r in instead else k for r, k in head.items()}, instead, 0.0)
 
-    policy.plan = plan  # type: ignore[assignment]
+    policy.plan = plan
 
 
 def with_both(folder: Path, **settings: Any) -> Engine:
@@ -183,7 +183,7 @@ def test_a_preempted_request_drops_what_it_could_copy(flat: Path) -> None:
     (one,) = engine.scheduler.waiting
     while copies.found(one) is None:
         engine.step()
-    engine.scheduler.take_restarted = lambda: [one]  # type: ignore[method-assign]
+    engine.scheduler.take_restarted = lambda: [one]
     engine.loop._forget_restarted()
     assert copies.found(one) is None
 
@@ -245,8 +245,8 @@ def test_the_policy_itself_copies_where_that_pays(flat: Path) -> None:
     table = RoundCosts(((1, ((0, 1.0), (16, 1.2))), (16, ((0, 1.0), (16, 1.2)))), ((1, 0.3),))
     assert engine.policy is not None
     engine.policy._costs = engine.policy._greedy_costs = LiveCosts(table)
-    engine.policy._costs.observe_verify = lambda *given: None  # type: ignore[method-assign]
-    engine.policy._costs.observe_drafts = lambda *given: None  # type: ignore[method-assign]
+    engine.policy._costs.observe_verify = lambda *given: None
+    engine.policy._costs.observe_drafts = lambda *given: None
     params = greedy(max_tokens=200)
     results = run(engine, prompts_of(flat)[:1], params)
     assert ids_of(results) == ids_of(run(start(flat, speculate=0), prompts_of(flat)[:1], params))

@@ -100,7 +100,7 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
             propose(drafting)
             proposed.append({request.id: request.drafts for request in drafting})
 
-        engine.loop.drafter.propose = note  # type: ignore[method-assign]
+        engine.loop.drafter.propose = note
         params = [greedy(20, speculate=k) for k in (1, 3, 5)] + [
             seeded(max_tokens=20),
             seeded(max_tokens=20, speculate=5, top_p=0.9, logit_bias={7: 2.0}, min_tokens=9),

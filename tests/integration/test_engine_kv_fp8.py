@@ -95,7 +95,7 @@ def test_kernels_give_the_text_of_the_plain_modules(
         assert ids_of(found) == wanted
         if drafts == 3:
             assert_head_is_alive(found)
-    cache = engine.backend.memory.trunk[0]  # type: ignore[attr-defined]
+    cache = engine.backend.memory.trunk[0]
     assert cache.k.dtype == torch.int16 and cache.sizes is not None
     held = cache.k.nbytes + cache.v.nbytes + cache.sizes.nbytes
     state = SIZES["hidden_size"] * 4  # beside every block

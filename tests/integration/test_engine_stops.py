@@ -74,7 +74,7 @@ def test_more_drafts_than_an_engine_makes_are_refused(tiny: Tiny) -> None:
     with pytest.raises(RequestError, match="speculate is 1000000; this engine drafts up to 16"):
         engine.add(PROMPT, SamplingParams(speculate=10**6))
     with pytest.raises(RequestError, match="params is a dict; give SamplingParams"):
-        engine.add(PROMPT, {"temperature": 0})  # type: ignore[arg-type]
+        engine.add(PROMPT, {"temperature": 0})
     assert ids_of([engine.generate([PROMPT], SamplingParams(temperature=0, speculate=16))[0]])
 
 

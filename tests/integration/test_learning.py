@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_a_step_that_diverges_and_a_learner_that_is_killed_leave_the_head(
 def test_nothing_of_learning_is_there_without_the_option(heads: Heads) -> None:
     before = {thread.name for thread in threading.enumerate()}
     own = ServerOptions(port=0)
-    make = lambda: Engine(heads.model, heads.weak, speculate=3, kernels="off")  # noqa: E731
+    make = partial(Engine, heads.model, heads.weak, speculate=3, kernels="off")
     server = Running(Serving("small", own, make, listen(own)))
     try:
         wait_until(lambda: server.status() == "ready", 90)

@@ -192,7 +192,7 @@ def test_the_limit_is_a_whole_number_that_kernels_have_room_for() -> None:
     assert EngineOptions(draft_vocab_own=1024).draft_vocab_own == 1024
     for bad in (-1, 1025, 1.5, True):
         with pytest.raises(ConfigError, match="draft_vocab_own is"):
-            EngineOptions(draft_vocab_own=bad)  # type: ignore[arg-type]
+            EngineOptions(draft_vocab_own=bad)
 
 
 def test_a_limit_without_a_list_is_refused(model: Path) -> None:

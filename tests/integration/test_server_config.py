@@ -29,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ServerOptions, E
     """What `headstart serve` would run with, instead of running."""
     found: list[tuple[str, ServerOptions, EngineOptions]] = []
 
-    def note(model, server, head, options, listener, learn) -> int:  # type: ignore[no-untyped-def]
+    def note(model, server, head, options, listener, learn) -> int:
         found.append((model, server, options))
         return 0
 

@@ -99,9 +99,9 @@ def test_drafts_change_no_answer_that_is_held_to_a_form(
             **{**ASKED, "temperature": 1.5, "top_p": 1}, **fields, extra_body=own
         )
         message = answer.choices[0].message
-        calls = [call.function.arguments for call in message.tool_calls or []]  # type: ignore[union-attr]
+        calls = [call.function.arguments for call in message.tool_calls or []]
         said.append((message.content, calls))
-        statistics = answer.model_extra["headstart"]["statistics"]  # type: ignore[index]
+        statistics = answer.model_extra["headstart"]["statistics"]
         accepted.append(statistics["accepted_tokens"])
     assert said[0] == said[1]
     assert accepted[0] == 0 < accepted[1]
@@ -139,7 +139,7 @@ def test_thinking_that_the_template_opened_is_no_content(client: openai.OpenAI) 
     thought = client.chat.completions.create(**ASKED, extra_body=own)
     plain = client.chat.completions.create(**ASKED)
     message = thought.choices[0].message
-    assert message.content == "" and message.model_extra["reasoning_content"]  # type: ignore[index]
+    assert message.content == "" and message.model_extra["reasoning_content"]
     assert plain.choices[0].message.content and not plain.choices[0].message.model_extra
     counted: list[Any] = [answer.usage for answer in (thought, plain)]
     assert [usage.completion_tokens_details.reasoning_tokens for usage in counted] == [

@@ -34,7 +34,7 @@ def record(**fields: object) -> RequestRecord:
         "id": "chatcmpl-1", "route": "/v1/chat/completions", "status": 200, "model": "tiny",
         "client": "127.0.0.1:4711", "seconds": 0.5, "first_token_seconds": 0.1, **fields,
     }  # fmt: skip
-    return RequestRecord(**given)  # type: ignore[arg-type]
+    return RequestRecord(**given)
 
 
 def test_a_request_is_one_json_line_with_all_its_numbers(drafting: Engine) -> None:

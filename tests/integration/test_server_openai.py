@@ -179,7 +179,7 @@ def test_drafts_change_nothing_but_the_counters(
                 for entry in choice.logprobs.content or []
             ]
         )
-        statistics = answer.model_extra["headstart"]["statistics"]  # type: ignore[index]
+        statistics = answer.model_extra["headstart"]["statistics"]
         accepted.append((statistics["accepted_tokens"], statistics["draft_tokens"]))
         assert statistics["chosen_k"] == (0 if speculate == "off" else 3)
         assert sum(statistics["accepted_per_depth"]) == statistics["accepted_tokens"]

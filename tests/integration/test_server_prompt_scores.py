@@ -62,7 +62,7 @@ def test_a_prompt_is_repeated_with_its_log_probabilities(
         assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[len(ids) - 1] < len(TEXT)
         assert most == 0 or offsets[len(ids)] == len(TEXT)
         tops = found.top_logprobs or []
-        assert tops[0] is None  # type: ignore[comparison-overlap]
+        assert tops[0] is None
         for top, value in zip(tops[1 : len(ids)], scores, strict=True):
             assert len(top) in (2, 3) and value in top.values()  # the token itself is among them
         assert any(len(top) == 3 for top in tops[1 : len(ids)])
@@ -71,7 +71,7 @@ def test_a_prompt_is_repeated_with_its_log_probabilities(
 def test_a_stream_brings_them_with_the_prompt(client: openai.OpenAI, wanted: list[float]) -> None:
     asked = {**ASKED, "max_tokens": 4, "temperature": 1.2, "seed": 3, "n": 2}
     whole = client.completions.create(**asked)
-    texts, values = ["", ""], [[], []]  # type: ignore[var-annotated]
+    texts, values = ["", ""], [[], []]
     for chunk in client.completions.create(**asked, stream=True):
         for choice in chunk.choices:
             texts[choice.index] += choice.text

@@ -94,7 +94,7 @@ class Speller:
         special = getattr(self, f"_{rest.partition('.')[0]}", None)
         found = None if special is None else special(at, rest)
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
         module, _, parameter = rest.rpartition(".")
         if module.endswith("_exps"):
             return self.stacked(at, module.split("_")[1])

@@ -38,5 +38,5 @@ def walk(grammar: TokenGrammar, text: str) -> bool:
         assert grammar.fork().accept(token) is is_allowed
         if not grammar.accept(token):
             return False
-    assert not grammar.allowed().any(), "nothing follows the end"  # type: ignore[union-attr]
+    assert not grammar.allowed().any(), "nothing follows the end"
     return True

@@ -15,8 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
@@ -35,10 +34,9 @@ def tensors(folder: Path) -> Tensors:
     """All tensors of a folder, by name."""
     result: Tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - not a mapping
-                assert name not in result, f"{name} is stored twice"
-                result[name] = handle.get_tensor(name)
+        for name, tensor in load_file(file).items():
+            assert name not in result, f"{name} is stored twice"
+            result[name] = tensor
     return result
 
 

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.data.records import Record
 from support.training_data import record, write_data
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
 
 VOCAB, CLASSES, NOISE = 34, 3, 0.1
 PROMPT, ANSWER = 6, 20
@@ -22,6 +25,8 @@ PROMPT, ANSWER = 6, 20
 
 def write_model(out: Path, *, steps: int = 150) -> LlamaForCausalLM:
     """Train the trunk and write it; returns it for writing answers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,

@@ -114,7 +114,7 @@ def our_trunk(raw: Mapping[str, Any], model: nn.Module, dtype: torch.dtype) -> T
 def hand_made(trunk: Trunk, head: MTPHead | None = None) -> LoadedModel:
     """Modules as if they had been loaded; there is no checkpoint behind them."""
     return LoadedModel(
-        checkpoint=None,  # type: ignore[arg-type]
+        checkpoint=None,
         config=trunk.config, trunk=trunk, head=head, dtype=trunk.embed.dtype,
         device=trunk.embed.device, max_len=trunk.config.max_positions, notes=(),
     )  # fmt: skip

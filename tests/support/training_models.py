@@ -48,7 +48,7 @@ def toy(
 
 
 def learner(trunk: Trunk, head: MTPHead, **options: object) -> Learner:
-    given = resolve(TrainOptions(**options))  # type: ignore[arg-type]
+    given = resolve(TrainOptions(**options))
     dtype = head.modules_[0].fuse.weight.dtype
     lm_head = LmHead.of(trunk.lm_head.weight)
     return Learner("toy", given, head, lm_head, dtype=dtype, world=World())

@@ -86,14 +86,14 @@ def test_what_is_held_out_depends_on_the_passage_alone(recipe: SimpleNamespace) 
     }
     share = len(splits["test"]) / len(found)
     assert all(splits.values()) and 0.01 < share < 0.06, "about 3 %"
-    low = [p for p in some_passages(recipe, 2000) if p.sha < "1"]  # type: ignore[attr-defined]
+    low = [p for p in some_passages(recipe, 2000) if p.sha < "1"]
     assert {t.split for t in recipe.kinds.tasks(low)} >= {"train"}, "whichever passages were chosen"
     assert all(splits.values()) and len(splits["train"]) > 10 * len(splits["test"])
     again = list(recipe.kinds.tasks(list(reversed(some_passages(recipe)))))
     assert sorted(t.id for t in again) == sorted(t.id for t in found)
     passage = some_passages(recipe, 1)[0]
-    spaced = recipe.passages.Passage(passage.text.replace(" ", "  ").upper(), "en", False, "b")  # type: ignore[attr-defined]
-    assert spaced.sha == passage.sha  # type: ignore[attr-defined]
+    spaced = recipe.passages.Passage(passage.text.replace(" ", "  ").upper(), "en", False, "b")
+    assert spaced.sha == passage.sha
 
 
 def test_held_out_tasks_have_words_of_their_own(recipe: SimpleNamespace) -> None:
@@ -192,7 +192,7 @@ def test_text_comes_home_as_it_was(
     )  # fmt: skip
     splits = {"train": [record(i) for i in range(400)], "heldout": [record(900)]}
     (tmp_path / "answers").mkdir()
-    write_dataset(tmp_path / "answers", header, splits)  # type: ignore[arg-type]
+    write_dataset(tmp_path / "answers", header, splits)
     said = recipe.carry.pack_text(tmp_path / "answers", tmp_path / "home")
     assert said.startswith("60 of 60 chunks")
     assert len(list((tmp_path / "home").iterdir())) == 4

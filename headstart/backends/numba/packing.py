@@ -51,11 +51,11 @@ def pack_rest(module: nn.Module) -> None:
     """Replace routers and the matrices of latents below a module."""
     for child in list(module.modules()):
         if isinstance(child, MoE) and isinstance(child.router, Router):
-            child.router = PackedRouter(child.router)  # type: ignore[assignment]
+            child.add_module("router", PackedRouter(child.router))
         elif isinstance(child, LatentAttention):
             made = PackedLatent(child)
             del child.kv_up
-            child.kv_up = made  # type: ignore[assignment]
+            child.add_module("kv_up", made)
 
 
 def lay_together(modules: Sequence[nn.Module]) -> None:

@@ -9,7 +9,7 @@ from headstart.learn import collector, starting
 from headstart.learn.process import Task
 
 # Nothing waits: tests are about what happens, and their machine may be busy.
-starting.Task = partial(Task, least_seconds=0.2, warm_up=1, gives_way=False)  # type: ignore[misc,assignment]
+starting.Task = partial(Task, least_seconds=0.2, warm_up=1, gives_way=False)
 collector._WRITE_SECONDS = 0.2
 
 from headstart.cli.main import main  # noqa: E402

@@ -21,5 +21,5 @@ def slow_step(self: Engine) -> Any:
     return real_step(self)
 
 
-Engine.step = slow_step  # type: ignore[method-assign]
+Engine.step = slow_step
 main()

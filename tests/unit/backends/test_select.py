@@ -48,7 +48,7 @@ class Facts:
         layout = SimpleNamespace(topology=self.topology, out_norm_mean=self.out_norm_mean)
         head = SimpleNamespace(num_modules=self.modules, config=config, layout=layout)
         return LoadedModel(
-            None, config, None, head if self.modules else None, self.dtype or _DTYPES[self.device],  # type: ignore[arg-type]
+            None, config, None, head if self.modules else None, self.dtype or _DTYPES[self.device],
             torch.device(self.device), 64, (),
         )  # fmt: skip
 
@@ -246,7 +246,7 @@ def test_formats_are_refused_before_anything_loads(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(select_module, "build", lambda *_, **__: pytest.fail("it was loaded"))
     with pytest.raises(ConfigError, match="weights fp8 is a GPU format"):
         load_backend(
-            None, None, BackendOptions(weights="fp8"), device="cpu",  # type: ignore[arg-type]
+            None, None, BackendOptions(weights="fp8"), device="cpu",
             dtype="auto", max_model_len=None, layout="own", with_head=True,
         )  # fmt: skip
 

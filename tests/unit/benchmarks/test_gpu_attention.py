@@ -26,7 +26,7 @@ def test_cuts_are_compared_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["us"] for row in others] == sorted(row["us"] for row in others)
     right = gpu_attention.paged_attention
 
-    def wrong(*parts, cut, **more):  # type: ignore[no-untyped-def]
+    def wrong(*parts, cut, **more):
         return right(*parts, cut=cut, **more) + (cut.pieces == 1)
 
     monkeypatch.setattr(gpu_attention, "paged_attention", wrong)

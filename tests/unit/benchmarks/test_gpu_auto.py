@@ -35,7 +35,7 @@ def test_a_goal_that_is_missed_is_played_for_again(
     auto: list[float], plays: int, ratio: float
 ) -> None:
     pair = EnginePair({AUTO: auto, NO_HEAD: [2.0], "0": [2.0], "1": [1.0]})
-    row = Contest(pair, Namespace(**SETTINGS), 1, {}).run()  # type: ignore[arg-type]
+    row = Contest(pair, Namespace(**SETTINGS), 1, {}).run()
     assert row["auto_to_best"] == pytest.approx(ratio)
     assert (pair.plays[AUTO], pair.plays["1"], pair.plays["0"]) == (plays, plays, 1)
     assert len(row["plays"]) == sum(pair.plays.values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import gpu_quantized_vs_vllm as program
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from versus.quantized_page import told
 from versus.quick_checkpoints import write_quickly
 
@@ -21,8 +21,7 @@ INFO 11-18 [runner.py:3] Model loading took 5.96 GiB and 6.2 seconds
 
 def test_layers_hold_the_same_values_and_all_are_there(tmp_path: Path) -> None:
     write_quickly(SHAPE, "fp8-row", tmp_path / "model", rate=0.8, active=8)
-    with safe_open(tmp_path / "model" / "model.safetensors", "pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors = load_file(tmp_path / "model" / "model.safetensors")
     first, second = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
     head = "model.mtp_layers.0.mlp.up_proj.weight"
     values = [tensors[name].view(torch.uint8) for name in (first, second, head)]

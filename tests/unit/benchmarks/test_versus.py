@@ -109,7 +109,7 @@ def test_engines_are_asked_until_two_repeats_agree() -> None:
             asked[self.name] += 1
             return {"seconds": times[self.name][asked[self.name] - 1], "acceptance": []}
 
-    turns = Turns([Asked(name) for name in times])  # type: ignore[misc]
+    turns = Turns([Asked(name) for name in times])
     found = speeds(turns, Sizes(10, 40, 3, 0, (), agree=0.01), 1)
     assert asked == {"a": 3, "b": 2, "c": 6}
     assert found["a"]["value"] == pytest.approx(20, rel=0.01) and found["b"]["value"] == 40
@@ -129,7 +129,7 @@ def test_who_fails_drops_out_and_the_others_go_on() -> None:
             raise Failed("out of memory")
         return {"seconds": repeat}
 
-    turns = Turns([Named("a"), Named("b"), Named("c")])  # type: ignore[list-item]
+    turns = Turns([Named("a"), Named("b"), Named("c")])
     found = turns.ask(3, ask)
     assert order == ["a", "b", "c", "c", "b", "a", "a", "c"]
     assert sorted(found) == ["a", "c"] and turns.failures == ["b: out of memory"]

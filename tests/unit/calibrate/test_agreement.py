@@ -66,7 +66,7 @@ def test_the_construction_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(*sizes: int, **options: object) -> construction.Agreement:
         calls.append(sizes)
-        return make_agreement(*sizes, **options)  # type: ignore[arg-type]
+        return make_agreement(*sizes, **options)
 
     for module in (calibrated, making):
         monkeypatch.setattr(module, "make_agreement", counted)

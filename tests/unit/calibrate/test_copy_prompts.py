@@ -41,7 +41,7 @@ def test_plans_that_cannot_work_are_refused(tmp_path: Path) -> None:
         ({"length": 8, "share": 0.5, "prompts": 0}, "--copy-prompts is 0"),
     ):
         with pytest.raises(ConfigError, match=words):
-            CopyPlan(**fields)  # type: ignore[arg-type]
+            CopyPlan(**fields)
     plan = CopyPlan(length=8, share=0.5, answer_tokens=100)
     with pytest.raises(ConfigError, match="twice as many"):
         write_calibrated(SHAPE, 0.7, None, dtype="F32", copies=plan)

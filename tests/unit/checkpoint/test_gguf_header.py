@@ -187,7 +187,7 @@ def test_values_are_quantised_and_read_as_by_the_package(kind: str) -> None:
     floats = np.random.default_rng(0).normal(0, 1, (3, 256)).astype(np.float32)
     source = held("F32", (3, 256), floats.tobytes())
     packed = values.cast(source, kind)
-    raw = b"".join(bytes(piece) for piece in packed.pieces())  # type: ignore[arg-type]
+    raw = b"".join(bytes(piece) for piece in packed.pieces())
     expected = quantize(floats, GGMLQuantizationType[kind])
     assert raw == expected.tobytes()
     back = load(values.cast(held(kind, (3, 256), raw), "F32")).numpy()

@@ -82,7 +82,7 @@ def test_servers_and_benchmarks_tell_no_paths(monkeypatch: pytest.MonkeyPatch) -
     def never() -> None:
         raise AssertionError
 
-    state = ServerState("/a/secret/model", ServerOptions(), never, is_public=False)  # type: ignore[arg-type]
+    state = ServerState("/a/secret/model", ServerOptions(), never, is_public=False)
     assert (state.root, list(state.names)) == ("model", ["model"])
     assert b"secret" not in state.metrics_page.render()[0]
     state.close()

@@ -100,14 +100,14 @@ class ScriptedEngine:
         if len(self.said) > len(ids):
             self.stats.rounds[3, len(ids) - 1] += 1
         text = Pieces().decode(ids, skip_special_tokens=True)
-        return [Update("r", 0, ids, text, origins, [], None)]  # type: ignore[arg-type]
+        return [Update("r", 0, ids, text, origins, [], None)]
 
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
     def collect(self, request_id: str) -> Result:
         text = Pieces().decode(self.said, skip_special_tokens=True)
-        done = Completion(  # type: ignore[arg-type]
+        done = Completion(
             0, self.said, text, self.finish_reason, None, self.origins, None, self.stats
         )
         return Result("r", [], [done])
@@ -123,7 +123,7 @@ def test_a_chat_remembers_what_was_said_and_counts_each_answer_by_itself(
     """Regression: the acceptance length shown was that of the whole session."""
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\ntoo long\nmore\n"))
     engine = ScriptedEngine([HELLO[:], SHORT[:]])
-    converse(engine, SamplingParams())  # type: ignore[arg-type]
+    converse(engine, SamplingParams())
     shown = capsys.readouterr()
     assert "Hello world" in shown.out
     assert "4 tokens in 1 rounds, acceptance length 3.00" in shown.err
@@ -139,7 +139,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_chat(
     monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\nmore\n"))
     engine = ScriptedEngine([HELLO[:], SHORT[:1]])
     engine.interrupts_at = 2
-    converse(engine, SamplingParams())  # type: ignore[arg-type]
+    converse(engine, SamplingParams())
     assert "stopped; end with Ctrl-D" in capsys.readouterr().err
     assert [[m["content"] for m in messages] for messages in engine.asked] == [["hi"], ["more"]]
 
@@ -148,7 +148,7 @@ def test_an_answer_that_is_cut_off_says_so(capsys: pytest.CaptureFixture[str]) -
     asked = [{"role": "user", "content": "hi"}]
     for tokens, is_cut in ((4, True), (None, False)):
         engine = ScriptedEngine([HELLO[:]], finish_reason="length" if is_cut else "stop")
-        answer(engine, asked, SamplingParams(max_tokens=tokens), quiet=False)  # type: ignore[arg-type]
+        answer(engine, asked, SamplingParams(max_tokens=tokens), quiet=False)
         shown = capsys.readouterr().err
         assert ("; cut off at 4 tokens (--max-tokens)" in shown) is is_cut
 
@@ -159,9 +159,9 @@ def test_an_interrupted_answer_leaves_nothing_behind() -> None:
     def interrupt() -> list[Update]:
         raise KeyboardInterrupt
 
-    engine.step = interrupt  # type: ignore[method-assign]
+    engine.step = interrupt
     with pytest.raises(KeyboardInterrupt):
-        answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=True)  # type: ignore[arg-type]
+        answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=True)
     assert engine.aborted == ["r"]
 
 
@@ -172,18 +172,18 @@ def test_what_is_said_of_an_answer_has_lines_of_its_own(monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stderr", both)
     asked = [{"role": "user", "content": "hi"}]
     engine = ScriptedEngine([HELLO[:], HELLO[:]], finish_reason="length")
-    answer(engine, asked, SamplingParams(max_tokens=9), quiet=False)  # type: ignore[arg-type]
+    answer(engine, asked, SamplingParams(max_tokens=9), quiet=False)
     assert "Hello world\nnote: ended after 4 of 9 tokens" in both.getvalue()
 
     engine.interrupts_at = 1
     with pytest.raises(KeyboardInterrupt):
-        answer(engine, asked, SamplingParams(), quiet=False)  # type: ignore[arg-type]
+        answer(engine, asked, SamplingParams(), quiet=False)
     assert both.getvalue().endswith("Hel\n")
 
 
 def test_a_quiet_answer_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     engine = ScriptedEngine([HELLO[:]])
-    said = answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=True)  # type: ignore[arg-type]
+    said = answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=True)
     assert said["text"] == "Hello world" and said["acceptance"]["rounds"] == 1
     assert said["origins"] == ["bonus", "accepted", "accepted", "recovered"]
     printed = capsys.readouterr()
@@ -196,7 +196,7 @@ def test_control_characters_of_an_answer_are_escapes_unless_raw_was_asked_for(
 ) -> None:
     monkeypatch.setattr("test_chat.PIECES", ["a\x1b[2J", "\r\n\tb", "\x9b1m\x07"])
     engine = ScriptedEngine([[([0], ["bonus"]), ([1, 2], ["accepted", "recovered"])]])
-    answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=False, raw=raw)  # type: ignore[arg-type]
+    answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=False, raw=raw)
     out = capsys.readouterr().out
     if raw:
         assert out == "a\x1b[2J\r\n\tb\x9b1m\x07"

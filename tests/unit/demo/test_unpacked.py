@@ -47,12 +47,12 @@ def prepare(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prep
             gguf, cache=tmp_path / "cache", expected=digest, report=steps.append, **options
         )
 
-    make.steps = steps  # type: ignore[attr-defined]
+    make.steps = steps
     return make
 
 
 def was_made(prepare: Prepare) -> bool:
-    return "dequantising" in prepare.steps  # type: ignore[attr-defined]
+    return "dequantising" in prepare.steps
 
 
 def test_it_is_made_once_and_whole(prepare: Prepare, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_another_head_makes_it_again_and_is_inside(prepare: Prepare, tmp_path: P
 def _bytes(source: object) -> bytes:
     from headstart.checkpoint.values import as_bytes, load
 
-    return bytes(as_bytes(load(source)))  # type: ignore[arg-type]
+    return bytes(as_bytes(load(source)))
 
 
 def test_a_stranger_in_the_way_is_left_alone(prepare: Prepare, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_loops_are_kept_where_everything_may_repeat_itself() -> None:
 
 
 def reasons(answers: Sequence[object], options: DistillOptions = OPTIONS) -> dict[str, str | None]:
-    return {v.answer.id: v.reason for v in judge(answers, options)}  # type: ignore[arg-type]
+    return {v.answer.id: v.reason for v in judge(answers, options)}
 
 
 def test_turns_after_a_dropped_one_are_dropped_too() -> None:

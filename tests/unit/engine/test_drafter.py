@@ -59,13 +59,13 @@ class NotingBackend(Backend):
     def __init__(self, modules: int = 1, *, is_parallel: bool = False, chains: bool = False):
         self._modules, self._is_parallel = modules, is_parallel
         self.drafts_chains = chains
-        self.head, self.config = object(), SimpleNamespace(vocab=VOCAB)  # type: ignore[assignment]
+        self.head, self.config = object(), SimpleNamespace(vocab=VOCAB)
         self.sizes = CacheSizes(num_blocks=20, block_size=SIZE)
         self.draft_vocabs = {}
-        self.notes = Notes()  # type: ignore[assignment]
+        self.notes = Notes()
 
-    num_modules = property(lambda self: self._modules)  # type: ignore[assignment]
-    is_parallel = property(lambda self: self._is_parallel)  # type: ignore[assignment]
+    num_modules = property(lambda self: self._modules)
+    is_parallel = property(lambda self: self._is_parallel)
 
     def head_pass(self, module: int, requests: Sequence[HeadRows]) -> HeadOutput:
         self.notes.passes.append((module, [_part(rows) for rows in requests]))

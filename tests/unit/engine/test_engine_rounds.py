@@ -188,7 +188,7 @@ def test_copies_go_to_the_device_by_index_and_it_says_what_it_made_of_them() -> 
     assert ("give", {1: copy}, 8) in host.device.calls
     assert host.rounds._flight is not None
     made = [Emitted([5]), Emitted([1, 2, 9], num_drafts=3, num_of_head=0)]
-    host.rounds._flight.launched.collect = lambda: made  # type: ignore[method-assign]
+    host.rounds._flight.launched.collect = lambda: made
     outcomes = {each.request: each for each in host.advance()}
     assert (outcomes[other].num_drafts, outcomes[other].num_of_head) == (3, 0)
     assert outcomes[one].num_of_head is None

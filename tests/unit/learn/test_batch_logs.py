@@ -49,7 +49,7 @@ def test_requests_and_answers_are_joined_by_their_ids(tmp_path: Path) -> None:
         said("b", "yes", "length"), said("a", "no"), said("c", "x"), said("z", "x"),
         {"custom_id": "d", "error": {"code": "x"}, "response": None},
     ])  # fmt: skip
-    texts, left_out = read_batches(requests, answers, Reader())  # type: ignore[arg-type]
+    texts, left_out = read_batches(requests, answers, Reader())
     assert left_out == 1
     assert [(t.prompt, t.answer) for t in texts] == [
         ([1, *b"ho"], [*b"yes"]), ([1, *b"hi"], [*b"no", 0]),
@@ -60,9 +60,9 @@ def test_requests_and_answers_are_joined_by_their_ids(tmp_path: Path) -> None:
 def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
     good = lines(tmp_path / "g", [asked("a", "hi")])
     with pytest.raises(DataError, match="answers no request"):
-        read_batches(good, lines(tmp_path / "n", [said("q", "x")]), Reader())  # type: ignore[arg-type]
+        read_batches(good, lines(tmp_path / "n", [said("q", "x")]), Reader())
     (tmp_path / "bad").write_text('{"custom_id": "a"}\nnot json\n')
     with pytest.raises(DataError, match="line 2"):
-        read_batches(tmp_path / "bad", good, Reader())  # type: ignore[arg-type]
+        read_batches(tmp_path / "bad", good, Reader())
     with pytest.raises(DataError, match="cannot be read"):
-        read_batches(tmp_path / "none", good, Reader())  # type: ignore[arg-type]
+        read_batches(tmp_path / "none", good, Reader())

@@ -47,22 +47,22 @@ def verdict(recent: float, base: float) -> object:
     records = [_Record(f"r{i}", "recent") for i in range(40)]
     known = [_Record(f"b{i}", "base") for i in range(40)]
 
-    def walk(rates: tuple[float, float], seed: int):  # type: ignore[no-untyped-def]
+    def walk(rates: tuple[float, float], seed: int):
         found = dict(zip([r.id for r in records], walks(rates[0], 40, seed), strict=True))
         return found | dict(zip([r.id for r in known], walks(rates[1], 40, seed), strict=True))
 
     return Checker().check(
-        records, known,  # type: ignore[arg-type]
+        records, known,
         lambda own, share: walk((recent, base) if share else (0.4, 0.6), 0),
     )  # fmt: skip
 
 
 def test_a_head_must_be_better_and_must_not_forget() -> None:
-    assert verdict(0.6, 0.6).is_accepted  # type: ignore[attr-defined]
+    assert verdict(0.6, 0.6).is_accepted
     forgot = verdict(0.6, 0.5)
-    assert not forgot.is_accepted and "worse on what was known" in forgot.reason  # type: ignore[attr-defined]
+    assert not forgot.is_accepted and "worse on what was known" in forgot.reason
     same = verdict(0.4, 0.6)
-    assert not same.is_accepted and "not certainly better" in same.reason  # type: ignore[attr-defined]
+    assert not same.is_accepted and "not certainly better" in same.reason
 
 
 def test_the_head_nearest_to_the_learned_one_that_keeps_what_was_known_is_judged() -> None:
@@ -75,7 +75,7 @@ def test_the_head_nearest_to_the_learned_one_that_keeps_what_was_known_is_judged
         tokens = {"r": 200 + int(80 * share), "b": 400 - int(7 * share)}
         return {r.id: Walked("a", 100, tokens[r.id[0]]) for r in own}
 
-    verdict = Checker().check(records["r"], records["b"], walk)  # type: ignore[arg-type]
+    verdict = Checker().check(records["r"], records["b"], walk)
     assert verdict.is_accepted and verdict.share == 0.5
     assert "50% of the way" in verdict.reason and verdict.recent.value == pytest.approx(0.2)
     assert {share for name, share in asked if name[0] == "r"} == {0.0, 0.5}, "walked for nothing"
@@ -122,7 +122,7 @@ def test_losses_on_what_was_known_do_not_add_up_over_heads() -> None:
             return {r.id: Walked("a", 100, found[r.id[0]]) for r in own}
 
         own = partial(walk, learned=tokens, known=before)
-        verdict = checker.check(records["r"], records["b"], own)  # type: ignore[arg-type]
+        verdict = checker.check(records["r"], records["b"], own)
         assert verdict.recent.is_better and verdict.base.old == 4.0
         assert verdict.is_accepted == (number < 2), verdict.reason
         checker.swapped(is_learned=True)

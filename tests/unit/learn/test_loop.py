@@ -23,7 +23,7 @@ def make(tmp_path: Path, training: Scripted) -> tuple[LearningLoop, list[tuple[s
     told: list[tuple[str, Any]] = []
     ticks = iter(range(10**6))
     loop = LearningLoop(
-        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",  # type: ignore[arg-type]
+        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",
         lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
         clock=lambda: float(next(ticks)),
     )  # fmt: skip

@@ -103,7 +103,7 @@ def test_a_loop_protects_what_was_known_as_its_checks_say(tmp_path: Path) -> Non
     ticks = iter(range(10**6))
     base = Base(records("base", 80), records("base", 80))
     loop = LearningLoop(
-        Store(tmp_path, 1 << 20), Forgetting(), base, lambda: tmp_path / "0001",  # type: ignore[arg-type]
+        Store(tmp_path, 1 << 20), Forgetting(), base, lambda: tmp_path / "0001",
         lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
         clock=lambda: float(next(ticks)),
     )  # fmt: skip
@@ -142,7 +142,7 @@ def test_without_a_base_a_head_that_forgets_is_given_up(tmp_path: Path) -> None:
     ticks = iter(range(10**6))
     training = Forgetful(gain=1.0)
     loop = LearningLoop(
-        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",  # type: ignore[arg-type]
+        Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",
         lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
         clock=lambda: float(next(ticks)),
     )  # fmt: skip

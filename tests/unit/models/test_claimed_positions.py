@@ -53,9 +53,9 @@ def test_ten_million_positions_are_bounded_by_default() -> None:
     claimed = partial(RopeConfig, "default", 1e4)
     for dim, dtype, expected in ((128, torch.float32, 1 << 20), (64, torch.bfloat16, 1 << 22)):
         config = _Claim(claimed(dim))
-        assert building._own_length(config, dtype, notes) == expected  # type: ignore[arg-type]
+        assert building._own_length(config, dtype, notes) == expected
     own = _Claim(claimed(128), head=RopeConfig("default", 1e6, 128))
-    assert building._own_length(own, torch.float32, notes) == 1 << 19  # type: ignore[arg-type]
+    assert building._own_length(own, torch.float32, notes) == 1 << 19
     assert len(notes) == 3
 
 

@@ -54,7 +54,7 @@ def test_the_rule_is_the_one_of_transformers(form: object) -> None:
     from transformers.models.qwen3_next import modeling_qwen3_next as published
 
     rows, memory = random_rows(100, torch.float32)
-    results, after = form(rows, memory)  # type: ignore[operator]
+    results, after = form(rows, memory)
     for rule in (
         published.torch_chunk_gated_delta_rule, published.torch_recurrent_gated_delta_rule,
     ):  # fmt: skip

@@ -99,6 +99,6 @@ def test_logits_of_two_chained_modules_equal_those_of_transformers(raw: dict[str
     # Where the second module is fed another state, as in vLLM's GLM, that must show.
     head.layout = replace(layout, recycled_hidden="before_out_norm")
     for module in head.modules_:
-        module.layout = head.layout  # type: ignore[assignment]
+        module.layout = head.layout
     other = our_logits(trunk, head)
     assert (other[1] - expected[1]).abs().max() > 1e-2

@@ -47,7 +47,7 @@ def rows() -> Tensor:
 def forced(is_few: bool) -> LatentAttention:
     """One way only, whatever the number of rows."""
     result = layer()
-    result._is_few = lambda part: is_few  # type: ignore[method-assign]
+    result._is_few = lambda part: is_few
     return result
 
 
@@ -81,7 +81,7 @@ def test_texts_with_many_and_with_few_rows_share_a_batch() -> None:
     passage = net(x, ROTARY.at(many.positions(CPU)), Passage(many))
     cache = empty_cache(((SIZES.entry,), (0,)), 40, torch.float64, CPU)
     spans = [Span(0, 22, slice(0, 22), slice(0, 22)), Span(22, 30, slice(30, 38), slice(30, 38))]
-    net._is_few = lambda part: part.num_rows < 10  # type: ignore[method-assign]
+    net._is_few = lambda part: part.num_rows < 10
     found = net(x, ROTARY.at(many.positions(CPU)), PagedContext(cache, spans))
     torch.testing.assert_close(found, passage, atol=1e-12, rtol=1e-10)
 

@@ -142,7 +142,7 @@ def test_an_expert_is_computed_once_per_batch() -> None:
     def product() -> Any:
         return lambda x, number: calls.append((number, len(x))) or inner(x, number)
 
-    moe.experts.down.product = product  # type: ignore[method-assign]
+    moe.experts.down.product = product
     moe(rows(40))
     assert len({number for number, _ in calls}) == len(calls) <= EXPERTS
     assert sum(count for _, count in calls) == 40 * 3

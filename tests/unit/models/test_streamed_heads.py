@@ -144,7 +144,7 @@ class HyV4(Straight):
                 float((turned(q[t], t) @ turned(keys[i], i)).relu() @ weights[t])
                 for i in range(t + 1)
             ]
-            best = sorted(range(t + 1), key=lambda i, found=scores: -found[i])  # type: ignore[misc]
+            best = sorted(range(t + 1), key=lambda i, found=scores: -found[i])
             result.append(sorted(best[: self.fields["index_topk"]]))
         return result
 
@@ -181,7 +181,7 @@ class Glm5Next(Straight):
                 inside = slice(first, first + pool)
                 shares = (gates[inside] + own[f"{at}index_kpool_compress_ape"]).softmax(0)
                 scores.append(float((q[t] @ (shares * keys[inside]).sum(0)).relu() @ weights[t]))
-            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])  # type: ignore[misc]
+            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])
             seen = [
                 p * pool + i for p in best[: self.fields["index_topk"] // pool] for i in range(pool)
             ]
@@ -220,7 +220,7 @@ class Qwen4Exp(Straight):
         gated = (inner @ own[f"{at}input_mix_weight_up.weight"].T).sigmoid() * normed
         inject = own.get(f"{at}block_inject_weight.weight", own[f"{at}hc_norm.weight"][None] * 0)
         weights = 2 * (normed @ inject.T / count).sigmoid()
-        return sum(gated.chunk(count, -1)) / count, weights  # type: ignore[return-value]
+        return sum(gated.chunk(count, -1)) / count, weights
 
     def half_turned(self, x: Tensor, position: int) -> Tensor:
         """The first quarter of a head of attention rotated, halves apart."""
@@ -264,7 +264,7 @@ class Qwen4Exp(Straight):
                 mean = keys[first : first + pool].mean(0)
                 key = self.half_turned(self.rms(mean, f"{at}k_layernorm.weight"), first)
                 scores.append(float((self.half_turned(q[t], t) @ key).relu().sum()))
-            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])  # type: ignore[misc]
+            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])
             few = best[: self.fields["indexer_budget"] // pool]
             seen = [p * pool + i for p in few for i in range(pool)]
             result.append(sorted([*seen, *range(len(scores) * pool, t + 1)]))

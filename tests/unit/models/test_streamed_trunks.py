@@ -254,7 +254,7 @@ def test_an_ignored_option_would_show(
 
     fixed = runtimes()[raw["model_type"]].fixed
     for name in fixed.keys() & change.keys():
-        monkeypatch.setitem(fixed, name, change[name])  # type: ignore[arg-type]
+        monkeypatch.setitem(fixed, name, change[name])
     found = PagedRun(our_trunk({**raw, **change}, tensors), 1, block_size=16).step({0: IDS})[0]
     assert (found - their_logits(model, IDS)).abs().max() > 1e-2
 

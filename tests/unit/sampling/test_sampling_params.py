@@ -63,7 +63,7 @@ def test_one_stop_text_may_be_given_without_a_tuple() -> None:
 
 
 def test_no_stops_may_be_given_as_none() -> None:
-    params = SamplingParams(stop=None, stop_token_ids=None)  # type: ignore[arg-type]
+    params = SamplingParams(stop=None, stop_token_ids=None)
     assert params == SamplingParams()
 
 

@@ -50,7 +50,7 @@ def answered(*, fails: bool) -> tuple[Tally, str | None]:
         gate=SimpleNamespace(entry=lambda *_, **__: nullcontext()),
     )  # fmt: skip
     answering = Answering(state, CompletionRequest(prompt="x"), "cmpl-1", prepare_completion)
-    answering._answer = work  # type: ignore[method-assign]
+    answering._answer = work
     asyncio.run(answering({"type": "http"}, receive, send))
     return tally, answering._record.error
 
@@ -80,7 +80,7 @@ def test_code_and_reason_are_of_the_same_ending(
 
     with listen(ServerOptions(port=0)) as listener:
         serving = Serving("model", ServerOptions(), make_engine, listener)
-        serving._server = SimpleNamespace(should_exit=False)  # type: ignore[assignment]
+        serving._server = SimpleNamespace(should_exit=False)
         for code, reason in endings:
             serving._end(code, reason)
         assert (serving._code, serving._reason) == expected

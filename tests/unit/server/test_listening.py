@@ -32,7 +32,7 @@ def no_engine() -> Engine:
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        ServerOptions(**options)  # type: ignore[arg-type]
+        ServerOptions(**options)
 
 
 def test_a_server_is_for_this_machine_only_unless_told() -> None:
@@ -58,7 +58,7 @@ def test_addresses_of_ipv6_are_known_in_every_spelling(address: str) -> None:
         def getsockname(self) -> tuple[str, int, int, int]:
             return address, 8000, 0, 0
 
-    assert not is_public(Listener())  # type: ignore[arg-type]
+    assert not is_public(Listener())
 
 
 def test_the_listener_is_one_that_asyncio_knows_as_tcp() -> None:

@@ -58,7 +58,7 @@ def observed(counted: Counted) -> FastAPI:
 def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The fields of the lines about requests."""
     return [
-        record.headstart_fields  # type: ignore[attr-defined]
+        record.headstart_fields
         for record in caplog.records
         if record.name == "headstart.server.requests"
     ]

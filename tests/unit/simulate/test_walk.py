@@ -17,10 +17,9 @@ from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.answers import NO_LIMIT, Answer, answers_of, grouped, params_of
-from headstart.simulate.matches import Matches
+from headstart.simulate.matches import Matches, every_row, walk
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import intervals, rates
-from headstart.simulate.walk import every_row, walk
 
 
 def matches(rows: list[list[int]], *, limit: int = NO_LIMIT, prompt: str = "p") -> Matches:

@@ -18,7 +18,7 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 def optimizer(own: dict[str, nn.Parameter], name: str, decay: float = 0.0) -> Optimizer:
-    options = resolve(TrainOptions(optimizer=name, weight_decay=decay))  # type: ignore[arg-type]
+    options = resolve(TrainOptions(optimizer=name, weight_decay=decay))
     return Optimizer(own, options, fused=False)
 
 

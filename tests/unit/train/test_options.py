@@ -20,7 +20,7 @@ from headstart.train.variants import read_variants
 
 def test_a_recipe_fills_every_option_that_was_not_given() -> None:
     for recipe in RECIPES:
-        whole = resolve(TrainOptions(recipe=recipe))  # type: ignore[arg-type]
+        whole = resolve(TrainOptions(recipe=recipe))
         open_ = {f.name for f in fields(whole) if getattr(whole, f.name) is None}
         assert open_ == {"draft_vocab", "cache", "states_from"}
     assert resolve(TrainOptions(loss="tv", beta=0.9)).loss == "tv"
@@ -66,7 +66,7 @@ def test_the_fastmtp_recipe_is_the_papers() -> None:
 
 def test_every_loss_can_be_asked_for() -> None:
     for loss in KINDS:
-        assert TrainOptions(loss=loss).loss == loss  # type: ignore[arg-type]
+        assert TrainOptions(loss=loss).loss == loss
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def counts_of(mask: Tensor, lengths: tuple[int, ...], num_depths: int = 3) -> Co
 
 
 def gradients(learner_: Learner) -> Tensor:
-    result = torch.cat([p.grad.flatten() for p in learner_.parameters.values()])  # type: ignore[union-attr]
+    result = torch.cat([p.grad.flatten() for p in learner_.parameters.values()])
     learner_.optimizer.zero_grad()
     return result
 

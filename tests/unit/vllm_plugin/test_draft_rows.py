@@ -146,7 +146,7 @@ def test_a_quantised_lm_head_is_read_through_its_own_product(whole: Tensor, hidd
 
 def test_an_lm_head_without_rows_and_product_is_refused(whole: Tensor, hidden: Tensor) -> None:
     head = QuantizedLmHead(whole)
-    head.quant_method = None  # type: ignore[assignment]
+    head.quant_method = None
     with pytest.raises(ConfigError, match="Leave the LM head unquantised"):
         DraftLogits(stock(), IDS).get_top_tokens(head, hidden)
 

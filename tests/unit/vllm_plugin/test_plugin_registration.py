@@ -50,10 +50,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, version: str, registry: Any) -> No
     names = ["vllm", "vllm.model_executor", "vllm.model_executor.models"]
     for name in (*names, "vllm.version", "vllm.model_executor.models.registry"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.version"].__version__ = version  # type: ignore[attr-defined]
+    sys.modules["vllm.version"].__version__ = version
     if registry is not None:
         module = sys.modules["vllm.model_executor.models.registry"]
-        module.ModelRegistry = registry  # type: ignore[attr-defined]
+        module.ModelRegistry = registry
 
 
 def test_importing_it_loads_neither_torch_nor_vllm() -> None:
@@ -166,7 +166,7 @@ def with_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "vllm.model_executor.layers.logits_processor"
     for part in ("vllm", "vllm.model_executor", "vllm.model_executor.layers", name):
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
-    sys.modules[name].LogitsProcessor = LogitsProcessor  # type: ignore[attr-defined]
+    sys.modules[name].LogitsProcessor = LogitsProcessor
 
 
 def config(additional: dict[str, Any], worker: str = "vllm.v1.worker.gpu_worker.Worker") -> Any:

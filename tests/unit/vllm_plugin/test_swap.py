@@ -38,7 +38,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names = ("vllm", "vllm.config", "vllm.model_executor", "vllm.model_executor.model_loader")
     for name in (*names, "vllm.model_executor.model_loader.reload"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["vllm.config"].set_current_vllm_config = current  # type: ignore[attr-defined]
+    sys.modules["vllm.config"].set_current_vllm_config = current
     reload: Any = sys.modules["vllm.model_executor.model_loader.reload"]
     reload.initialize_layerwise_reload = lambda draft: called.append("begin")
     reload.finalize_layerwise_reload = lambda draft, config: called.append("end")
@@ -148,7 +148,7 @@ def test_experts_on_a_cpu_are_loaded_as_if_for_the_first_time(
 
     draft = Mixture()
     draft.experts = nn.Linear(2, 2, device=device)
-    draft.experts.quant_method = method  # type: ignore[assignment]
+    draft.experts.quant_method = method
     save_file({"experts.weight": torch.ones(3)}, tmp_path / "head.safetensors")
     assert "error" not in worker(draft).headstart_swap(str(tmp_path))
     assert found == [seen] and method.moe_kernel == left

@@ -150,7 +150,7 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
         token = tl.load(ids + row * id_stride + column, is_column, 0).to(tl.int32)
     uses = tl.load(counts + request) * PROCESSES
     asked = numbers + request
-    if PENALISES:  # noqa: SIM102 (this is decided while compiling, the other at run time)
+    if PENALISES:
         if uses & _PENALTIES:
             word = tl.load(history + request * vocab + token, is_column, 0)
             count = word >> 2
@@ -168,7 +168,7 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
         word = tl.load(history + request * vocab + token, is_column, 0)
         is_early = tl.load(positions + row) < tl.load(counts + END_AFTER * stride + request)
         value = tl.where(is_early & ((word & 2) != 0), float("-inf"), value)
-    if HAS_MASKS:  # noqa: SIM102
+    if HAS_MASKS:
         if uses & _MASK:
             bits = tl.load(masks + row * words + (token >> 5), is_column, 0)
             value = tl.where(((bits >> (token & 31)) & 1) != 0, value, float("-inf"))

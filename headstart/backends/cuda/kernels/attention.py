@@ -29,10 +29,9 @@ from headstart.backends.cuda.kernels.attention_cuts import (
 )
 from headstart.backends.cuda.kernels.attention_fp8 import attend_fp8
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.paged_steps import take_in
 from headstart.backends.cuda.kernels.pieces import combine
 from headstart.backends.cuda.kernels.shared_prefix import SharedPrefix, attend_shared
-from headstart.backends.cuda.kernels.softmax import piece
+from headstart.backends.cuda.kernels.softmax import piece, take_in
 
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
 _COMBINING = ((4, (1, 32)), (8, (1, 16)), (32, (2, 8)), (1 << 30, (16, 1)))
@@ -198,7 +197,7 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, shared, si
     place = (first_row + row) * HEADS + head
     target = result + place[:, None] * VALUE + value_at[None, :]
     # Pieces are not put together then, so a place without a request is made zero here.
-    if IS_WHOLE and not IS_PACKED:  # noqa: SIM102 (decided while compiling, the other at run time)
+    if IS_WHOLE and not IS_PACKED:
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_V), dtype=result.dtype.element_ty)
             tl.store(target, nothing, is_value)

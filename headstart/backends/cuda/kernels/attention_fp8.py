@@ -80,7 +80,7 @@ def attend_fp8(q, k_cache, v_cache, sizes, tables, seen, usual, starts, counts, 
     at = tl.arange(0, BLOCK_D)
     place = ((first_row + row) * HEADS + head) * DIM
     # Pieces are not put together then, so a place without a request is made zero here.
-    if IS_WHOLE and not IS_PACKED:  # noqa: SIM102 (decided while compiling, the other at run time)
+    if IS_WHOLE and not IS_PACKED:
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_D), dtype=tl.float32)
             _store_halves(result, place, at, nothing, nothing, is_line, HALF)

@@ -1,4 +1,4 @@
-"""What heads have seen, scaled by sigmoids of the row.
+"""What heads have seen, scaled by sigmoids of the row; and the gate inside of feed-forward parts.
 
 M rows, S splits, H query heads, D head size, V that of values.
 """
@@ -65,3 +65,13 @@ def _gate_heads(rows, partial, count, SPLITS: tl.constexpr, HEADS: tl.constexpr,
     value = tl.load(target, at < DIM, 0.0).to(tl.float32)
     share = tl.sigmoid(gate.to(kind).to(tl.float32)).to(kind).to(tl.float32)
     tl.store(target, (value * share).to(kind), at < DIM)
+
+
+@jit
+def gated(gate, up, LIMIT: tl.constexpr = 0):
+    """In fp32. LIMIT: what silu(gate) is cut off at, and up on both sides; 0: nothing is."""
+    value = gate * tl.sigmoid(gate)
+    if LIMIT:
+        value = tl.minimum(value, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return value * up

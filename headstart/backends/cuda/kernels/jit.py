@@ -28,7 +28,7 @@ _FOLDER = "headstart-triton"
 _only_compiles: ContextVar[bool] = ContextVar("_only_compiles", default=False)
 
 
-class Kernel(triton.JITFunction):  # type: ignore[misc]
+class Kernel(triton.JITFunction):
     """A kernel whose launches run, or only compile it inside of `compiling_only`."""
 
     def run(self, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.gated import gated
+from headstart.backends.cuda.kernels.gates import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs, tile_for

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, store_fp8
-from headstart.backends.cuda.kernels.gated import gated
+from headstart.backends.cuda.kernels.gates import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.kv_fp8 import keep_fp8
 

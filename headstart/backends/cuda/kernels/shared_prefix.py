@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.paged_steps import take_in
+from headstart.backends.cuda.kernels.softmax import take_in
 
 LINES = 64  # of a program: queries of a key, of as many requests as fit
 PIECES = 4  # that a shared beginning is cut into

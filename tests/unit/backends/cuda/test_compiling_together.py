@@ -75,7 +75,7 @@ def test_a_kernel_that_does_not_compile_breaks_no_later_launch(
 ) -> None:
     """Triton 3.6 and 3.7 leave their mode behind then; so does this one."""
 
-    class Forgetful(AsyncCompileMode):  # type: ignore[misc]
+    class Forgetful(AsyncCompileMode):
         def __exit__(self, *trouble: object) -> None:
             raise RuntimeError("does not compile")
 

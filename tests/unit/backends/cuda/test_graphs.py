@@ -24,7 +24,7 @@ def graphs_for(count: int) -> Graphs:
         count, max_drafts=1, window=2, max_blocks=1, hidden=1, vocab=1, dtype=torch.float32,
         device=torch.device("cpu"),
     )  # fmt: skip
-    return Graphs(None, batch)  # type: ignore[arg-type]
+    return Graphs(None, batch)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_of_very_many_graphs_those_used_last_are_kept(monkeypatch: pytest.Monkey
     graphs, parts = graphs_for(8), [TrunkShape(count, 1) for count in (1, 2, 3)]
     for part in parts:
         graphs._forget_oldest()
-        graphs._graphs[part], graphs._runs[part] = object(), 5  # type: ignore[assignment]
+        graphs._graphs[part], graphs._runs[part] = object(), 5
     assert list(graphs._graphs) == parts[1:]
     assert graphs._runs == {parts[0]: 1, parts[1]: 5, parts[2]: 5}, "captured again next time"
 
@@ -98,7 +98,7 @@ def test_packed_passes_take_a_larger_graph_for_a_while() -> None:
     assert graphs.packed_shape(trunk, 6 + 67, 3) == TrunkShape(4, 1, 4, 76)
     assert graphs.packed_shape(trunk, 6 + 290, 10) == TrunkShape(4, 1, 16, 296)
     near, far = TrunkShape(4, 1, 16, 320), TrunkShape(4, 1, 16, 400)
-    graphs._graphs[near] = graphs._graphs[far] = object()  # type: ignore[assignment]
+    graphs._graphs[near] = graphs._graphs[far] = object()
     assert graphs.packed_shape(trunk, 296, 10) == near
     assert graphs.packed_shape(trunk, 296, 17).groups == 32, "it has fewer groups"
     assert graphs.packed_shape(trunk, 240, 10).rows == 240, "it has far more rows"

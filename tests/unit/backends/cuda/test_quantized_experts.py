@@ -278,7 +278,7 @@ def test_a_quantised_gate_of_shared_experts_is_held_plain() -> None:
     held, plain = make("fp8-row", replace(CONFIG, shared_gate=True))
     assert held.shared_gate is not None and plain.shared_gate is not None
     weight = fp8_rows(plain.shared_gate.weight)
-    held.shared_gate = quantized_module(weight, None, torch.float32)  # type: ignore[assignment]
+    held.shared_gate = quantized_module(weight, None, torch.float32)
     hold(held)
     assert type(held.shared_gate) is Linear
     torch.testing.assert_close(held.shared_gate.weight.data, weight.dequantized(torch.float32))

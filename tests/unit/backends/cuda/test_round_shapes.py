@@ -37,7 +37,7 @@ class Graphs:
 
 
 def shapes(*captured: RoundShape, **settings: Any) -> RoundShapes:
-    return RoundShapes(Graphs(*captured), window=16, **settings)  # type: ignore[arg-type]
+    return RoundShapes(Graphs(*captured), window=16, **settings)
 
 
 def pick(own: RoundShapes, count: int, most: int, pending: int) -> RoundShape:
@@ -69,7 +69,7 @@ def test_without_a_menu_any_number_has_its_shape() -> None:
 
 def test_without_a_head_there_is_one_shape() -> None:
     own = shapes()
-    own.graphs.has_head = False  # type: ignore[misc]
+    own.graphs.has_head = False
     assert pick(own, 3, 0, 40) == RoundShape(4, 0, 0)
 
 

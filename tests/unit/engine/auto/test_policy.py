@@ -143,7 +143,7 @@ def test_a_small_advantage_changes_nothing() -> None:
     for first in (0.5, 2.0):
         own, one = auto(linear(0.3, first * 0.35)), request("a", 10**6)
         turns = iter(range(10**7))
-        accept: dict[Request, Accept] = {one: lambda depth, t=turns: depth < 1 and next(t) % 3 > 0}  # type: ignore[misc]
+        accept: dict[Request, Accept] = {one: lambda depth, t=turns: depth < 1 and next(t) % 3 > 0}
         play(own, [one], 150, accept)
         assert own._costs is not None and own._costs is own._greedy_costs
         own._costs.use(linear(0.3, 0.35))

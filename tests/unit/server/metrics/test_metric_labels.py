@@ -63,7 +63,7 @@ def test_the_lists_are_those_of_the_code_that_gives_the_values(client: TestClien
 
     assert listed("spec_decode_reason", "reason") == {*get_args(DecidedBy), "none"}
     assert listed("server_state", "state") == set(get_args(Health))
-    routes = {route.path for route in client.app.routes if isinstance(route, Route)}  # type: ignore[attr-defined]
+    routes = {route.path for route in client.app.routes if isinstance(route, Route)}
     assert listed("http_requests", "handler") == {*routes, "none"}
 
 

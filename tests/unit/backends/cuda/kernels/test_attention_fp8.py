@@ -102,7 +102,7 @@ def test_rows_of_prompts() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     seen = Span(0, 5, context[32:37].long(), context[:37].long())
     asked: list[tuple[Tensor, ...]] = []
-    library = Library("watched", lambda *own: asked.append(own) or own[0], 1, 1)  # type: ignore[func-returns-value]
+    library = Library("watched", lambda *own: asked.append(own) or own[0], 1, 1)
     assert lengths[0] == seen.num_seen and len(library.run([seen], q, cache)) == 1
     assert torch.equal(asked[0][1], k[seen.context]) and torch.equal(asked[0][2], v[seen.context])
 

@@ -120,7 +120,7 @@ def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
     def by_tiles(x: Tensor, *given: Tensor | ExpertWeights, limit: float) -> Tensor:
         asked.append(len(x))
-        return expert_terms(x, *given, limit=limit)  # type: ignore[arg-type]
+        return expert_terms(x, *given, limit=limit)
 
     monkeypatch.setattr(experts, "FEW_ROWS", 0)
     monkeypatch.setattr(experts, "expert_terms", by_tiles)

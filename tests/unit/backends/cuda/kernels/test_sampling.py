@@ -126,7 +126,7 @@ def test_no_token_is_chosen_where_none_is_allowed() -> None:
 def test_logits_that_are_no_numbers_choose_a_token_all_the_same() -> None:
     logits = torch.full((3, VOCAB), torch.nan, device=DEVICE)
     settings = [{"temperature": 0}, {"top_k": 5}, {"top_k": 5, "top_p": 0.5, "min_p": 0.1}]
-    rows = [Row(SamplingParams(**own), 1, 1) for own in settings]  # type: ignore[arg-type]
+    rows = [Row(SamplingParams(**own), 1, 1) for own in settings]
     assert all(0 <= token < VOCAB for token in choose_rows(logits, rows).tokens.tolist())
 
 

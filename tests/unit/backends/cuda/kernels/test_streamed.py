@@ -112,8 +112,8 @@ def test_who_chooses_by_how_many_rows() -> None:
 def test_the_forward_pass_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
 
-    def spy(name: str, kernel):  # type: ignore[no-untyped-def]
-        def called(*parts, **more):  # type: ignore[no-untyped-def]
+    def spy(name: str, kernel):
+        def called(*parts, **more):
             used.append(name)
             return kernel(*parts, **more)
 
