@@ -33,7 +33,7 @@ from torch import Tensor
 from headstart.backends.base import GivenCopy, HeadStates, Launched, RoundRequest, RoundSizes
 from headstart.backends.cuda.launched import LaunchedRound
 from headstart.backends.cuda.mask_copies import MaskCopies
-from headstart.backends.rounds import DeviceRounds, SizeTimes
+from headstart.backends.rounds import DeviceRounds, RoundMasks, SizeTimes
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
 from headstart.engine.rounds import Rounds
@@ -44,9 +44,9 @@ from headstart.server.grammars.compiler import GrammarCompiler
 DRAFTS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
-    "tools": {}, "json_any": {}, "tools_any": {},
+    "tools": {}, "json_any": {}, "tools_any": {}, "regex": {},
 }  # fmt: skip
-GRAMMARS = {"json": "JSON schema", "tools": "tools"}
+GRAMMARS = {"json": "JSON schema", "tools": "tools", "regex": "regex (.|\\n)*"}
 ANY = "_any"  # the end of a kind whose texts are tokens at random that fit
 
 
@@ -67,7 +67,7 @@ class QuickRounds(DeviceRounds):
         rows = requests * (DRAFTS + 1)
         self._values = -torch.rand(rows, 21, generator=draw)
         self._ids = torch.randint(0, vocab, (rows, 20), generator=draw, dtype=torch.int32)
-        self._waiting: tuple[LaunchedRound, list[list[int]]] | None = None
+        self._waiting: tuple[list[list[int]]] | None = None
         self._draw = random.Random(0) if is_any else None
         self.seconds = 0.0  # for what a device would do
 
@@ -141,14 +141,17 @@ class QuickRounds(DeviceRounds):
     def drafted(self) -> list[list[int]] | None:
         return None if self._waiting is None else [own[:DRAFTS] for own in self._waiting[1]]
 
-    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        if masks:
-            self._copies.copy(masks, DRAFTS + 1, count=self.sizes.max_requests)
+    def mask_room(self, rows: int) -> np.ndarray:
+        return self._copies.room(rows)
+
+    def choose(self, masks: RoundMasks) -> None:
         started = time.thread_time()
+        if masks.requests:
+            self._copies.copy(masks, DRAFTS + 1, count=self.sizes.max_requests)
         if self._draw is not None and self._waiting is not None:
             own = self._waiting[1]
-            for index, (first, *_) in masks.items():
-                assert first is not None
+            for index, row in masks.ends.items():
+                first = masks.words[row] if masks.depths[row] == 0 else masks.words[masks.requests.index(index)]
                 fitting = np.flatnonzero(np.unpackbits(first.view(np.uint8), bitorder="little"))
                 own[index] = [int(self._draw.choice(fitting))]
         self._end()
@@ -176,11 +179,14 @@ def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -
     text, spec = random.Random(0).choices(range(10, 40000), k=400), None
     if (grammar_kind := kind.removesuffix(ANY)) in GRAMMARS:
         spec, words = cases()[GRAMMARS[grammar_kind]]
-        text = tokenizer.encode(words, add_special_tokens=False)
+        if kind != "regex":  # that one permits whatever else is whole characters
+            text = tokenizer.encode(words, add_special_tokens=False)
+        else:
+            text = [token for token in text if "\ufffd" not in tokenizer.decode([token])]
     rounds = QuickRounds(count, vocab, text, is_any=kind.endswith(ANY))
     engine.loop.rounds = Rounds(rounds, engine.pool)
     most = 1 + (given.rounds + 8) * (DRAFTS + 1)
-    if spec is not None:
+    if spec is not None and kind != "regex":
         most = min(most, len(text) - DRAFTS)
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=most, **KINDS[kind])
     for _ in range(count):

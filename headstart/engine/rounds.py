@@ -23,8 +23,9 @@ from headstart.backends.base import (
 )
 from headstart.engine.flight import Flight, MeasuredRound, RoundOutcome
 from headstart.engine.kv_cache import BlockPool
-from headstart.engine.mask_threads import MaskThreads
+from headstart.engine.mask_batch import MaskRows
 from headstart.engine.request import Request
+from headstart.engine.round_grammars import RoundGrammars
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row
 
@@ -48,7 +49,8 @@ class Rounds:
         self._flight: Flight | None = None
         self._firsts: Flight | None = None  # first tokens that the host has not seen
         self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
-        self._masks = MaskThreads()
+        self._grammars = RoundGrammars()
+        self._rows: MaskRows | None = None  # masks of the round under way, as far as begun
         self.measured: MeasuredRound | None = None  # by the last `advance`
         self.joined: TrunkOutput | None = None  # of rows that joined the round it launched
 
@@ -102,7 +104,7 @@ class Rounds:
         requests may copy from their context.
         """
         before, firsts = self._flight, self._firsts
-        self._flight = self._firsts = self.measured = self.joined = None
+        self._flight = self._firsts = self._rows = self.measured = self.joined = None
         self._entering = {}  # of a step that failed
         most = self._device.sizes.max_drafts
         wanted = [min(drafts.get(request, 0), most) for request in self._requests]
@@ -143,6 +145,16 @@ class Rounds:
         """Whether a round that was launched has to be given masks."""
         return self._flight is not None and any(r.grammar is not None for r in self._requests)
 
+    def accept(self, outcomes: Sequence[RoundOutcome]) -> list[int]:
+        """Let grammars take what a round gave; of each outcome how many tokens one has taken."""
+        given = [(at, each.request.grammar) for at, each in enumerate(outcomes)]
+        asked = {at: grammar for at, grammar in given if grammar is not None}
+        found = [0] * len(outcomes)
+        pairs = [(grammar, outcomes[at].emitted.tokens) for at, grammar in asked.items()]
+        for at, count in zip(asked, self._grammars.accept(pairs), strict=True):
+            found[at] = count
+        return found
+
     def begin_masks(self, stuck: Collection[Request]) -> None:
         """Begin with the masks of a round that waits, before it has drafts.
 
@@ -150,9 +162,13 @@ class Rounds:
         which were left without a token, are used elsewhere.
         """
         if self._flight is not None:
-            going = [r for r in self._flight.requests if r.finish_reason is None]
-            given = [r.grammar for r in going if r.grammar is not None and r not in stuck]
-            self._masks.begin(given)
+            given = {
+                index: request.grammar for index, request in enumerate(self._flight.requests)
+                if request.grammar is not None
+                and request.finish_reason is None and request not in stuck
+            }  # fmt: skip
+            if given:
+                self._grammars.begin(given, self._mask_rows(self._flight))
 
     def complete(self) -> None:
         """Give a round that waits for them the masks of grammars.
@@ -160,17 +176,25 @@ class Rounds:
         Called when grammars have accepted what the round before gave, while the trunk runs.
         """
         if self._flight is None or (drafted := self._device.drafted()) is None:
-            self._masks.finish()
+            self._grammars.finish()
             return
         asked = {
             index: (request.grammar, drafted[index])
             for index, request in enumerate(self._flight.requests)
             if request.grammar is not None and request.finish_reason is None
         }
-        masks = dict(zip(asked, self._masks.words(list(asked.values())), strict=True))
-        for index, found in masks.items():
-            self._flight.fitting[index] = len(found) - 1
+        masks = self._grammars.masks(asked, self._mask_rows(self._flight))
+        for index in asked:
+            self._flight.fitting[index] = masks.num_fitting(index)
         self._device.choose(masks)
+
+    def _mask_rows(self, flight: Flight) -> MaskRows:
+        """For all rows of requests with grammars."""
+        if self._rows is None:
+            pairs = zip(flight.requests, flight.launched.drafts, strict=True)
+            most = sum(1 + drafts for request, drafts in pairs if request.grammar is not None)
+            self._rows = MaskRows(self._device.mask_room(most))
+        return self._rows
 
     def _extend(self, ahead: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known."""
