@@ -215,7 +215,7 @@ class DeviceRounds(ABC):
 
     @abstractmethod
     def mask_room(self, rows: int) -> np.ndarray:
-        """Where to write masks for the next `choose`: int32 [rows, ceil(V / 32)], of any content."""
+        """Where masks for the next `choose` are written: int32 [rows, ceil(V / 32)]."""
 
     @abstractmethod
     def choose(self, masks: RoundMasks) -> None:

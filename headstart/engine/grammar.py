@@ -63,8 +63,8 @@ class BatchGrammar(Protocol):
     """A grammar that answers for many of its kind at once, and can take tokens for now."""
 
     @staticmethod
-    def fill(grammars: Sequence[Grammar], out: np.ndarray) -> None:
-        """Write what each allows behind all that it took: int32 [n, words], whole rows."""
+    def fill(grammars: Sequence[Grammar], out: np.ndarray, ahead: int) -> None:
+        """Write what each allows behind so many tokens taken for now: int32 [n, words]."""
         ...
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Grammars of a round that answer together: one call for the masks behind a draft, not one for each.
+"""Grammars of a round that answer together: one call for all masks behind a draft.
 
 Calls into a grammar's library cost more than most masks do. A matcher takes the drafts that fit for
 now, and what the round then accepts of them need not be taken again.
@@ -65,86 +65,81 @@ class MaskBatch:
 
     def __init__(self, grammars: Mapping[int, GuardedGrammar], rows: MaskRows):
         """Find what may come next of each, by index; what fails is left for others to ask."""
-        self._rows = rows
-        self._kinds: dict[type[BatchGrammar], dict[int, GuardedGrammar]] = {}
-        for index, grammar in grammars.items():
-            if (inner := grammar.of_many) is not None:
-                kind = cast(type[BatchGrammar], type(inner))
-                self._kinds.setdefault(kind, {})[index] = grammar
-        for kind, own in list(self._kinds.items()):
-            if not self._fill(kind, own, list(own), 0):
-                del self._kinds[kind]
+        self._grammars, self._rows = grammars, rows
+        able = {index: each.of_many for index, each in grammars.items()}
+        for kind, own in _by_kind(able).items():
+            self._fill(kind, own, 0)
 
     def follow(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Find what comes behind drafts, of each up to the first that does not fit."""
-        for kind, own in self._kinds.items():
-            going, depth = [index for index in own if index in drafts], 0
-            while going := [index for index in going if len(drafts[index]) > depth]:
-                going = self._rows.allowing(going, [drafts[index][depth] for index in going])
-                tokens = [drafts[index][depth] for index in going]
+        begun = {i: self._grammars[i].of_many for i in drafts if i in self._rows.ends}
+        for kind, going in _by_kind(begun).items():
+            depth = 0
+            while tokens := {i: drafts[i][depth] for i in going if len(drafts[i]) > depth}:
+                fitting = self._rows.allowing(list(tokens), list(tokens.values()))
                 depth += 1
-                going = self._taking(kind, own, going, tokens)
-                if not self._fill(kind, own, going, depth):
+                going = self._taking(kind, {i: going[i] for i in fitting}, tokens)
+                if not self._fill(kind, going, depth):
                     break  # no draft counts behind the last mask
 
     def _taking(
-        self, kind: type[BatchGrammar], own: Mapping[int, GuardedGrammar], going: list[int],
-        tokens: list[int],
-    ) -> list[int]:  # fmt: skip
+        self, kind: type[BatchGrammar], going: dict[int, Grammar], tokens: Mapping[int, int]
+    ) -> dict[int, Grammar]:
         """Those that have taken their token."""
         if not going:
-            return []
+            return {}
         try:
-            taken = kind.look_ahead(_inner(own, going), tokens)
-            return [index for index, is_in in zip(going, taken, strict=True) if is_in]
+            taken = kind.look_ahead(list(going.values()), [tokens[index] for index in going])
+            pairs = list(zip(going, taken, strict=True))
         except Exception as error:  # where each of them is now nothing tells
             for index in going:
-                own[index].fail("look_ahead", error)
-            return []
+                self._grammars[index].fail("look_ahead", error)
+            return {}
+        return {index: going[index] for index, is_in in pairs if is_in}
 
-    def _fill(
-        self, kind: type[BatchGrammar], own: Mapping[int, GuardedGrammar], going: list[int],
-        depth: int,
-    ) -> bool:  # fmt: skip
-        """Whether there are masks of all these now."""
+    def _fill(self, kind: type[BatchGrammar], going: dict[int, Grammar], depth: int) -> bool:
+        """Whether there are masks of these now, and any."""
         if not going:
             return False
         try:
-            kind.fill(_inner(own, going), self._rows.free(len(going)))
+            kind.fill(list(going.values()), self._rows.free(len(going)), depth)
         except Exception:
             return False
-        self._rows.keep(going, depth)
+        self._rows.keep(list(going), depth)
         return True
 
 
 def accept_together(asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> list[int]:
     """`GuardedGrammar.accept_all` of each, with one call for all of a kind."""
+    able = {at: grammar.of_many for at, (grammar, _) in enumerate(asked)}
     found = [0] * len(asked)
-    kinds: dict[type[BatchGrammar], list[int]] = {}
-    for at, (grammar, tokens) in enumerate(asked):
-        if (inner := grammar.of_many) is None:
-            found[at] = grammar.accept_all(tokens)
-        else:
-            kinds.setdefault(cast(type[BatchGrammar], type(inner)), []).append(at)
-    for kind, places in kinds.items():
-        own = {at: asked[at][0] for at in places}
-        chosen = [_chosen(asked[at][1]) for at in places]
+    for at, inner in able.items():
+        if inner is None:
+            found[at] = asked[at][0].accept_all(asked[at][1])
+    for kind, own in _by_kind(able).items():
+        chosen = [_chosen(asked[at][1]) for at in own]
         try:
-            kind.accept_each(_inner(own, places), chosen)
+            kind.accept_each(list(own.values()), chosen)
         except Exception as error:
-            for grammar in own.values():
-                grammar.fail("accept_each", error)
+            for at in own:
+                asked[at][0].fail("accept_each", error)
             chosen = [tokens[:1] for tokens in chosen]  # answers end with the first of them
-        for at, tokens in zip(places, chosen, strict=True):
-            own[at].moved()
+        for at, tokens in zip(own, chosen, strict=True):
+            asked[at][0].moved()
             found[at] = len(tokens)
     return found
 
 
-def _inner(own: Mapping[int, GuardedGrammar], indices: Sequence[int]) -> list[Grammar]:
-    return [cast(Grammar, own[index].of_many) for index in indices]
+def _by_kind(able: Mapping[int, Grammar | None]) -> dict[type[BatchGrammar], dict[int, Grammar]]:
+    found: dict[type[BatchGrammar], dict[int, Grammar]] = {}
+    for index, inner in able.items():
+        if inner is not None:
+            found.setdefault(cast(type[BatchGrammar], type(inner)), {})[index] = inner
+    return found
 
 
 def _chosen(tokens: Sequence[int]) -> Sequence[int]:
     """Tokens up to where none was left to choose."""
-    return tokens[: next((at for at, token in enumerate(tokens) if token < 0), len(tokens))]
+    if not tokens or min(tokens) >= 0:
+        return tokens
+    return tokens[: next(at for at, token in enumerate(tokens) if token < 0)]

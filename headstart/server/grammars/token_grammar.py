@@ -71,13 +71,14 @@ class TokenGrammar:
     # Of many grammars of one tokenizer, in one call: no request is charged for it.
 
     @staticmethod
-    def fill(grammars: Sequence[TokenGrammar], out: np.ndarray) -> None:
-        """Masks [n, words] behind all that each has taken, for now or for good."""
+    def fill(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
+        """Write masks [n, words] behind so many tokens that each has taken for now."""
         tokens, going = grammars[0]._tokens, list[int]()
         is_whole, words = tokens.size == tokens.vocab_size, num_words(tokens.size)
         known = out if is_whole else np.empty((len(grammars), words), np.int32)
         for row, grammar in enumerate(grammars):
-            assert grammar._tokens is tokens
+            if len(grammar._ahead) > ahead:  # it was left there, in a round that came to nothing
+                grammar._go_back()
             if grammar._is_ended:
                 known[row] = 0
             else:
@@ -103,32 +104,29 @@ class TokenGrammar:
     @staticmethod
     def accept_each(grammars: Sequence[TokenGrammar], tokens: Sequence[Sequence[int]]) -> None:
         """`accept` of each one's tokens, most of which are taken already."""
-        back, each_next = list[TokenGrammar](), dict[TokenGrammar, int]()
+        last, more = dict[TokenGrammar, int](), list[tuple[TokenGrammar, Sequence[int]]]()
         for grammar, own in zip(grammars, tokens, strict=True):
             ahead, at, known = grammar._ahead, 0, grammar._tokens
             while at < len(ahead) and at < len(own) and ahead[at] == own[at]:
                 at += 1
             del ahead[:at]
             grammar._allowance.refill(at)
-            if at == len(own):
-                continue
-            if ahead:
-                back.append(grammar)
-            is_usual = own[at] < known.size and own[at] not in known.special
-            if is_usual and at + 1 == len(own) and (ahead or not grammar._is_ended):
-                each_next[grammar] = own[at]
+            is_one = len(own) == at + 1 and (ahead or not grammar._is_ended)
+            if is_one and own[at] < known.size and own[at] not in known.special:
+                last[grammar] = own[at]
             else:
-                for token in own[at:]:
-                    grammar.accept(token)
-        still = [grammar for grammar in back if grammar._ahead]
-        if still:
-            counts = [len(grammar._ahead) for grammar in still]
-            _batch().batch_rollback([grammar._matcher for grammar in still], counts)
-            for grammar in still:
+                more.append((grammar, own[at:]))
+        if back := [grammar for grammar in last if grammar._ahead]:
+            counts = [len(grammar._ahead) for grammar in back]
+            _batch().batch_rollback([grammar._matcher for grammar in back], counts)
+            for grammar in back:
                 grammar._ahead, grammar._is_ended = [], False
-        if each_next:
-            matchers = [grammar._matcher for grammar in each_next]
-            _batch().batch_accept_token(matchers, list(each_next.values()))
+        if last:
+            matchers = [grammar._matcher for grammar in last]
+            _batch().batch_accept_token(matchers, list(last.values()))
+        for grammar, rest in more:
+            for token in rest:
+                grammar.accept(token)
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
