@@ -69,7 +69,7 @@ class QuickRounds(DeviceRounds):
         rows = requests * (DRAFTS + 1)
         self._values = -torch.rand(rows, 21, generator=draw)
         self._ids = torch.randint(0, vocab, (rows, 20), generator=draw, dtype=torch.int32)
-        self._waiting: tuple[list[list[int]]] | None = None
+        self._waiting: tuple[LaunchedRound, list[list[int]]] | None = None
         self._draw = random.Random(0) if is_any else None
         self.seconds = 0.0  # for what a device would do
 

@@ -28,14 +28,19 @@ class RoundGrammars:
         self._apart = 0  # rounds for which each is still asked by itself
         self._seconds = 0.0  # of a processor that answering together took, in this round
 
-    def accept(self, asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> list[int]:
-        """Move on by tokens that a round gave: `GuardedGrammar.accept_all` of each."""
+    def accept(self, given: Sequence[tuple[GuardedGrammar | None, Sequence[int]]]) -> list[int]:
+        """Move on by tokens that a round gave: `GuardedGrammar.accept_all` of each there is."""
+        asked = [(grammar, tokens) for grammar, tokens in given if grammar is not None]
+        if not asked:
+            return [0] * len(given)
         if self._apart:
-            return [grammar.accept_all(tokens) for grammar, tokens in asked]
-        started = time.thread_time()
-        found = accept_together(asked)
-        self._seconds += time.thread_time() - started
-        return found
+            found = [grammar.accept_all(tokens) for grammar, tokens in asked]
+        else:
+            started = time.thread_time()
+            found = accept_together(asked)
+            self._seconds += time.thread_time() - started
+        counts = iter(found)
+        return [0 if grammar is None else next(counts) for grammar, _ in given]
 
     def begin(self, grammars: Mapping[int, GuardedGrammar], rows: MaskRows) -> None:
         """Begin with what may come next of each, by index; `masks` goes on from there.

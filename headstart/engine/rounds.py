@@ -147,13 +147,7 @@ class Rounds:
 
     def accept(self, outcomes: Sequence[RoundOutcome]) -> list[int]:
         """Let grammars take what a round gave; of each outcome how many tokens one has taken."""
-        given = [(at, each.request.grammar) for at, each in enumerate(outcomes)]
-        asked = {at: grammar for at, grammar in given if grammar is not None}
-        found = [0] * len(outcomes)
-        pairs = [(grammar, outcomes[at].emitted.tokens) for at, grammar in asked.items()]
-        for at, count in zip(asked, self._grammars.accept(pairs), strict=True):
-            found[at] = count
-        return found
+        return self._grammars.accept([(o.request.grammar, o.emitted.tokens) for o in outcomes])
 
     def begin_masks(self, stuck: Collection[Request]) -> None:
         """Begin with the masks of a round that waits, before it has drafts.
@@ -162,12 +156,8 @@ class Rounds:
         which were left without a token, are used elsewhere.
         """
         if self._flight is not None:
-            given = {
-                index: request.grammar for index, request in enumerate(self._flight.requests)
-                if request.grammar is not None
-                and request.finish_reason is None and request not in stuck
-            }  # fmt: skip
-            if given:
+            held, requests = self._flight.grammars(), self._flight.requests
+            if given := {i: held[i] for i in held if requests[i] not in stuck}:
                 self._grammars.begin(given, self._mask_rows(self._flight))
 
     def complete(self) -> None:
@@ -178,22 +168,15 @@ class Rounds:
         if self._flight is None or (drafted := self._device.drafted()) is None:
             self._grammars.finish()
             return
-        asked = {
-            index: (request.grammar, drafted[index])
-            for index, request in enumerate(self._flight.requests)
-            if request.grammar is not None and request.finish_reason is None
-        }
+        asked = {i: (grammar, drafted[i]) for i, grammar in self._flight.grammars().items()}
         masks = self._grammars.masks(asked, self._mask_rows(self._flight))
         for index in asked:
             self._flight.fitting[index] = masks.num_fitting(index)
         self._device.choose(masks)
 
     def _mask_rows(self, flight: Flight) -> MaskRows:
-        """For all rows of requests with grammars."""
         if self._rows is None:
-            pairs = zip(flight.requests, flight.launched.drafts, strict=True)
-            most = sum(1 + drafts for request, drafts in pairs if request.grammar is not None)
-            self._rows = MaskRows(self._device.mask_room(most))
+            self._rows = MaskRows(self._device.mask_room(flight.num_masks))
         return self._rows
 
     def _extend(self, ahead: int) -> bool:

@@ -189,7 +189,7 @@ def test_after_a_slow_round_grammars_are_asked_one_by_one_for_some(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the one that takes long is charged for it."""
-    masked, grammars, asked = together(compiler)
+    masked, _, asked = together(compiler)
     monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", 0.0)
     monkeypatch.setattr("headstart.engine.round_grammars._LITTLE_EACH", 0.0)
     masks_of(masked, asked)
