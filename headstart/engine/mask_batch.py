@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from headstart.backends.rounds import RoundMasks
+from headstart.backends.base import RoundMasks
 from headstart.engine.grammar import BatchGrammar, Grammar, GuardedGrammar
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them

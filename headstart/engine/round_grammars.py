@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from headstart.backends.rounds import RoundMasks
+from headstart.backends.base import RoundMasks
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.mask_batch import MaskBatch, MaskRows, accept_together
 from headstart.engine.mask_threads import MaskThreads

@@ -17,6 +17,7 @@ from headstart.backends.base import (
     GivenCopy,
     HeadStates,
     Launched,
+    RoundMasks,
     RoundRequest,
     RoundSizes,
     RoundTiming,
@@ -24,7 +25,6 @@ from headstart.backends.base import (
     TrunkOutput,
     TrunkRows,
 )
-from headstart.backends.rounds import RoundMasks
 from headstart.engine.flight import MeasuredRound, RoundOutcome
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kv_cache import BlockPool
