@@ -35,16 +35,15 @@ from over_http.load import Sizes, lengths
 from headstart.calibrate.calibrated import agreement_of
 from headstart.engine import scheduler
 from headstart.engine.engine import Engine
-from headstart.engine.mask_threads import MaskThreads
 from headstart.engine.rounds import Rounds
 from headstart.errors import MissingExtra
 from headstart.sampling.params import SamplingParams
 from headstart.server.grammars.compiler import GrammarCompiler
 
 KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {}, "logprobs": {"logprobs": 0}, "json": {}, "tools": {},
+    "greedy": {}, "logprobs": {"logprobs": 0}, "json": {}, "tools": {}, "regex": {},
 }  # fmt: skip
-GRAMMARS = {"json": "JSON schema", "tools": "tools"}
+GRAMMARS = {"json": "JSON schema", "tools": "tools", "regex": "regex (.|\\n)*"}
 SAMPLING = ("_adjust", "_draw", "_finish", "_weigh", "_rank", "_remember", "_best_of_logits")
 
 
@@ -52,7 +51,7 @@ SAMPLING = ("_adjust", "_draw", "_finish", "_weigh", "_rank", "_remember", "_bes
 def late() -> Iterator[None]:
     """Masks begin when drafts have come, and prompts are read behind the choice."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(MaskThreads, "begin", lambda *_: None))
+        stack.enter_context(patch.object(Rounds, "begin_masks", lambda *_: None))
         stack.enter_context(patch.object(Rounds, "is_waiting", PropertyMock(return_value=False)))
         yield
 
@@ -110,7 +109,7 @@ class Rig:
         grammar = None
         if kind in GRAMMARS and self.compiler is not None:
             grammar = self.compiler.compile(cases()[GRAMMARS[kind]][0])
-        more = {**KINDS[kind], "ignore_eos": grammar is None}
+        more = {**KINDS[kind], "ignore_eos": kind not in ("json", "tools")}
         params = SamplingParams(temperature=0, max_tokens=answer, **more)
         return self.engine.add(prompt, params, grammar=grammar)
 

@@ -4,9 +4,9 @@ python benchmarks/grammar_rounds.py TOKENIZER [--vocab 151936] [--requests 32] [
 
 TOKENIZER is a folder with a tokenizer.json; --vocab is the model's number of tokens, which may be
 larger. Requests follow texts that fit their grammars, each from another place. All drafts of two
-rounds of three are right, the last one of the third is not. Times are of `MaskThreads.words`, which
-gives the masks of a round, and of accepting the tokens that it emits. The last line of stdout is
-one JSON document.
+rounds of three are right, the last one of the third is not. Times are of `RoundGrammars`: of all
+masks of a round, and of accepting the tokens that it emits. The last line of stdout is one JSON
+document.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ import statistics
 import time
 from typing import Any
 
+import numpy as np
 from over_http.load import SCHEMA
 from transformers import PreTrainedTokenizerFast
 
 from headstart.engine.grammar import GuardedGrammar
-from headstart.engine.mask_threads import MaskThreads
+from headstart.engine.mask_batch import MaskRows
+from headstart.engine.round_grammars import RoundGrammars
+from headstart.sampling.masks import num_words
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, json_schema, regex
 from headstart.server.tools.calls import prepare
@@ -53,21 +56,26 @@ def rounds(
 ) -> dict[str, float]:
     """Medians of milliseconds per round, until the first text ends."""
     places, masks, accepts, number = [0] * len(grammars), [], [], 0
-    threads = MaskThreads()
+    masked, room = (
+        RoundGrammars(),
+        np.zeros((len(grammars) * (num_drafts + 1), num_words(vocab)), np.int32),
+    )
     while all(at + num_drafts + 1 < len(ids) for at, ids in zip(places, texts, strict=True)):
         drafts = [ids[at : at + num_drafts] for at, ids in zip(places, texts, strict=True)]
         is_wrong = num_drafts > 0 and number % 3 == 2
         if is_wrong:
             drafts = [[*own[:-1], (own[-1] + 1) % vocab] for own in drafts]
         started = time.perf_counter()
-        threads.words(list(zip(grammars, drafts, strict=True)))
+        rows = MaskRows(room)
+        masked.begin(dict(enumerate(grammars)), rows)
+        masked.masks(dict(enumerate(zip(grammars, drafts, strict=True))), rows)
         masks.append(time.perf_counter() - started)
         count = num_drafts if is_wrong else num_drafts + 1
         started = time.perf_counter()
-        for i, grammar in enumerate(grammars):
-            for token in texts[i][places[i] : places[i] + count]:
-                assert grammar.accept(token)
+        chosen = [own[at : at + count] for own, at in zip(texts, places, strict=True)]
+        found = masked.accept(list(zip(grammars, chosen, strict=True)))
         accepts.append(time.perf_counter() - started)
+        assert found == [count] * len(grammars)
         places, number = [at + count for at in places], number + 1
     return {
         "masks_ms": round(1e3 * statistics.median(masks), 3),

@@ -7,7 +7,8 @@ MODEL is a small calibrated checkpoint with a tokenizer (`headstart calibrate --
 Requests decode in device rounds whose device is a stub: every round drafts three tokens and emits
 them, or those of a text that fits the grammar. With `json_any` and `tools_any` drafts are tokens at
 random and one token that fits is emitted, as a calibrated checkpoint does, which knows nothing of
-JSON. Masks, log-probabilities, texts and counters are the engine's own, prompts are one token.
+JSON; with `regex`, which permits any text, all drafts are right. Masks, log-probabilities, texts
+and counters are the engine's own, prompts are one token.
 Milliseconds of a step are processor time of all threads, median and mean; beside an H200 they are
 hidden as long as they are less than a round takes. The last line is one JSON document.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import json
 import pstats
 import random
@@ -33,7 +35,7 @@ from torch import Tensor
 from headstart.backends.base import GivenCopy, HeadStates, Launched, RoundRequest, RoundSizes
 from headstart.backends.cuda.launched import LaunchedRound
 from headstart.backends.cuda.mask_copies import MaskCopies
-from headstart.backends.rounds import DeviceRounds, SizeTimes
+from headstart.backends.rounds import DeviceRounds, RoundMasks, SizeTimes
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
 from headstart.engine.rounds import Rounds
@@ -44,9 +46,9 @@ from headstart.server.grammars.compiler import GrammarCompiler
 DRAFTS = 3
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {}, "logprobs": {"logprobs": 0}, "logprobs5": {"logprobs": 5}, "json": {},
-    "tools": {}, "json_any": {}, "tools_any": {},
+    "tools": {}, "json_any": {}, "tools_any": {}, "regex": {},
 }  # fmt: skip
-GRAMMARS = {"json": "JSON schema", "tools": "tools"}
+GRAMMARS = {"json": "JSON schema", "tools": "tools", "regex": "regex (.|\\n)*"}
 ANY = "_any"  # the end of a kind whose texts are tokens at random that fit
 
 
@@ -141,15 +143,19 @@ class QuickRounds(DeviceRounds):
     def drafted(self) -> list[list[int]] | None:
         return None if self._waiting is None else [own[:DRAFTS] for own in self._waiting[1]]
 
-    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        if masks:
+    def mask_room(self, rows: int) -> np.ndarray:
+        return self._copies.room(rows)
+
+    def choose(self, masks: RoundMasks) -> None:
+        if masks.requests:
             self._copies.copy(masks, DRAFTS + 1, count=self.sizes.max_requests)
         started = time.thread_time()
         if self._draw is not None and self._waiting is not None:
             own = self._waiting[1]
-            for index, (first, *_) in masks.items():
-                assert first is not None
-                fitting = np.flatnonzero(np.unpackbits(first.view(np.uint8), bitorder="little"))
+            for index, row in masks.ends.items():
+                first = masks.requests.index(index) if masks.depths[row] else row
+                words = masks.words[first].view(np.uint8)
+                fitting = np.flatnonzero(np.unpackbits(words, bitorder="little"))
                 own[index] = [int(self._draw.choice(fitting))]
         self._end()
         self.seconds += time.thread_time() - started
@@ -176,11 +182,16 @@ def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -
     text, spec = random.Random(0).choices(range(10, 40000), k=400), None
     if (grammar_kind := kind.removesuffix(ANY)) in GRAMMARS:
         spec, words = cases()[GRAMMARS[grammar_kind]]
-        text = tokenizer.encode(words, add_special_tokens=False)
+        if kind != "regex":  # that one permits whatever else is whole characters
+            text = tokenizer.encode(words, add_special_tokens=False)
+        else:
+            text = [token for token in text if "\ufffd" not in tokenizer.decode([token])]
     rounds = QuickRounds(count, vocab, text, is_any=kind.endswith(ANY))
     engine.loop.rounds = Rounds(rounds, engine.pool)
+    gc.collect()
+    gc.freeze()  # as in a server, where a pass over all objects is rare
     most = 1 + (given.rounds + 8) * (DRAFTS + 1)
-    if spec is not None:
+    if spec is not None and kind != "regex":
         most = min(most, len(text) - DRAFTS)
     params = SamplingParams(temperature=0, ignore_eos=True, max_tokens=most, **KINDS[kind])
     for _ in range(count):

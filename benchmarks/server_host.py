@@ -82,10 +82,10 @@ def install(clocks: Clocks) -> None:
     from headstart.backends.cuda.launched import LaunchedRound
     from headstart.backends.cuda.mask_copies import MaskCopies
     from headstart.backends.cuda.packed import PackedRows
-    from headstart.engine import loop
+    from headstart.engine import loop, output
     from headstart.engine.drafter import Drafter
     from headstart.engine.engine import Engine
-    from headstart.engine.mask_threads import MaskThreads
+    from headstart.engine.round_grammars import RoundGrammars
     from headstart.engine.rounds import Rounds
     from headstart.engine.scheduler import Scheduler
     from headstart.server.channels import Inbox
@@ -107,14 +107,14 @@ def install(clocks: Clocks) -> None:
         PackedRows: {"fill": "fill"},
         LaunchedRound: {"collect": "collect"},
         MaskCopies: {"copy": "mask copies"},
-        MaskThreads: {"words": "masks"},
+        RoundGrammars: {"accept": "accept", "begin": "first masks", "masks": "masks"},
         CudaBackend: {"trunk_pass": "trunk pass", "logits": "logits"},
         Drafter: {"catch_up": "head reads", "feed": "feed", "newest_states": "newest states"},
         loop.Loop: {
             "_take": "take", "_commit": "commit", "_decide": "decide", "_retire": "retire",
             "_enter_rounds": "enter", "_choose_for_rounds": "choose K",
         },
-        loop: {"_accept": "accept", "emit": "emit", "update_since": "update"},
+        output: {"emit": "emit", "update_since": "update"},
     }  # fmt: skip
     for owner, names in parts.items():
         for attribute, name in names.items():

@@ -26,6 +26,7 @@ from headstart.backends.rounds import (
     GivenCopy,
     HeadStates,
     Launched,
+    RoundMasks,
     RoundRequest,
     RoundSizes,
     RoundTiming,
@@ -56,8 +57,9 @@ from headstart.vocab.own_tokens import OwnTokens
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
     "DraftChain", "Emitted", "GivenCopy", "HeadOutput", "HeadRows", "HeadStates", "Launched",
-    "LoadedModel", "PreparedHead", "RoundRequest", "RoundSizes", "RoundTiming", "RowScores",
-    "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
+    "LoadedModel", "PreparedHead", "RoundMasks", "RoundRequest", "RoundSizes", "RoundTiming",
+    "RowScores", "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes",
+    "WorkingBytes",
 ]  # fmt: skip
 
 

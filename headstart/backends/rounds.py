@@ -129,6 +129,20 @@ class SizeTimes:
     catch_up: float  # that a full window of tokens adds for the head
 
 
+@dataclass(frozen=True)
+class RoundMasks:
+    """What may come next in a round: bits of tokens, the lowest of 32 in a word first."""
+
+    words: np.ndarray  # int32 [rows, ceil(V / 32)], the beginning of `DeviceRounds.mask_room`
+    requests: Sequence[int]  # of each row, by index,
+    depths: Sequence[int]  # and how many of its drafts come before
+    ends: Mapping[int, int]  # the last row of each request that has a grammar, by its index
+
+    def num_fitting(self, index: int) -> int:
+        """Drafts of a request that have a mask behind them."""
+        return self.depths[self.ends[index]]
+
+
 class DeviceRounds(ABC):
     """All requests of one engine that decode in rounds."""
 
@@ -200,11 +214,14 @@ class DeviceRounds(ABC):
         """The drafts of each request, waiting for them, if the round waits for masks."""
 
     @abstractmethod
-    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        """Go on with a round that waits: what is allowed after 0, 1, ... drafts, by index.
+    def mask_room(self, rows: int) -> np.ndarray:
+        """Where masks for the next `choose` are written: int32 [rows, ceil(V / 32)]."""
 
-        Words of 32 tokens, int32 [ceil(V / 32)]; None for all tokens. Rows that have no mask are
-        after a draft that does not fit.
+    @abstractmethod
+    def choose(self, masks: RoundMasks) -> None:
+        """Go on with a round that waits.
+
+        Rows of a request that have no mask are after a draft that does not fit, or does not count.
         """
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headstart.backends.base import Emitted, Launched
+from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.request import Request
 
 
@@ -49,6 +50,20 @@ class Flight:
             for index, request in enumerate(self.requests)
             if emitted[index].tokens
         ]  # fmt: skip
+
+    def grammars(self) -> dict[int, GuardedGrammar]:
+        """Those of requests that go on, by index."""
+        return {
+            index: request.grammar
+            for index, request in enumerate(self.requests)
+            if request.grammar is not None and request.finish_reason is None
+        }
+
+    @property
+    def num_masks(self) -> int:
+        """Rows of requests with grammars."""
+        pairs = zip(self.requests, self.launched.drafts, strict=True)
+        return sum(1 + drafts for request, drafts in pairs if request.grammar is not None)
 
     def measured(self) -> MeasuredRound | None:
         """What it cost, where that counts; after `outcomes`."""

@@ -4,7 +4,8 @@ A grammar is foreign code, so what it raises and returns is checked.
 
 Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
-Device rounds take them as words of 32 tokens, other choices as flags: `TokenMask` has both.
+Device rounds take them as words of 32 tokens, other choices as flags: `TokenMask` has both. Those
+of grammars that answer for many at once are in `mask_batch.py`.
 """
 
 from __future__ import annotations
@@ -59,11 +60,24 @@ class ChainGrammar(Protocol):
 
 @runtime_checkable
 class BatchGrammar(Protocol):
-    """A grammar that answers for many of its kind at once."""
+    """A grammar that answers for many of its kind at once, and can take tokens for now."""
 
     @staticmethod
-    def first_words(grammars: Sequence[Grammar]) -> list[np.ndarray | None]:
-        """`allowed_words` of each."""
+    def fill(grammars: Sequence[Grammar], out: np.ndarray, ahead: int) -> None:
+        """Write what each allows behind so many tokens taken for now: int32 [n, words]."""
+        ...
+
+    @staticmethod
+    def look_ahead(grammars: Sequence[Grammar], tokens: Sequence[int]) -> Sequence[bool]:
+        """Take a token for now, which its mask allows; whether each did.
+
+        Accepting the same tokens keeps them; whatever else a grammar is asked comes without them.
+        """
+        ...
+
+    @staticmethod
+    def accept_each(grammars: Sequence[Grammar], tokens: Sequence[Sequence[int]]) -> None:
+        """`accept` of each one's tokens, in order."""
         ...
 
 
@@ -78,6 +92,11 @@ class GuardedGrammar:
         self._is_quick = True  # whether the first of them may as well be computed once more
         kinds = (False, False, False) if grammar is None else _kinds_of(type(grammar))
         self._has_words, self.is_threaded, self._is_of_many = kinds
+
+    @property
+    def of_many(self) -> Grammar | None:
+        """What is held, where it may answer together with others of its kind."""
+        return self._grammar if self._is_of_many and self.error is None else None
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.
@@ -135,29 +154,6 @@ class GuardedGrammar:
         self._ahead, self._drafts = None, list(drafts[: len(found) - 1])
         return True
 
-    @staticmethod
-    def find_first(guarded: Sequence[GuardedGrammar]) -> None:
-        """What may come next of each, by one call for all; where that fails they are asked later.
-
-        Then one by one, which shows whose fault it was.
-        """
-        able = [each for each in guarded if each._is_of_many and each.error is None]
-        wanting: dict[type, list[GuardedGrammar]] = {}
-        for each in able:
-            if not each._masks:
-                wanting.setdefault(type(each._grammar), []).append(each)
-        for kind, own in wanting.items():
-            try:
-                asked = [cast(Grammar, each._grammar) for each in own]
-                found = cast(BatchGrammar, kind).first_words(asked)
-                pairs = list(zip(own, found, strict=True))
-                if not all(words is None or each._are_words(words) for each, words in pairs):
-                    continue
-            except Exception:
-                continue
-            for each, words in pairs:
-                each._masks = [None if words is None else each._mask(words)]
-
     def _are_words(self, words: np.ndarray) -> bool:
         return words.dtype == np.int32 and words.shape == (num_words(self._num_tokens),)
 
@@ -177,7 +173,7 @@ class GuardedGrammar:
             try:
                 mask = self._asked(self._grammar)
             except Exception as error:
-                self._fail("allowed", error)
+                self.fail("allowed", error)
             else:
                 if self.error is None:
                     return mask
@@ -217,7 +213,7 @@ class GuardedGrammar:
         try:
             return bool(self._grammar.accept(token))
         except Exception as error:
-            self._fail("accept", error)
+            self.fail("accept", error)
             return False
 
     def accept_all(self, tokens: Sequence[int]) -> int:
@@ -230,13 +226,18 @@ class GuardedGrammar:
                 return number + 1
         return len(tokens)
 
+    def moved(self) -> None:
+        """It has accepted tokens together with others."""
+        if self._masks:
+            self._forget_drafts()
+
     def fork(self) -> GuardedGrammar:
         copy = None
         if self.error is None and self._grammar is not None:
             try:
                 copy = self._grammar.fork()
             except Exception as error:
-                self._fail("fork", error)
+                self.fail("fork", error)
         return GuardedGrammar(copy, self._num_tokens, self.error)
 
     def _forget_drafts(self) -> None:
@@ -249,7 +250,8 @@ class GuardedGrammar:
             and mask.shape == (self._num_tokens,)
         )
 
-    def _fail(self, name: str, error: Exception) -> None:
+    def fail(self, name: str, error: Exception) -> None:
+        """Nothing is allowed any more, because of what a method raised."""
         if isinstance(error, RequestError):  # one line for the user
             self.error = str(error)
         else:

@@ -104,7 +104,7 @@ class Loop:
             chosen, copies = self._choose_for_rounds()
             outcomes, is_launched = self.rounds.advance(chosen, rows, copies)
             # Before texts are made: the round under way waits for masks behind these tokens.
-            accepted = [_accept(outcome.request, outcome.emitted.tokens) for outcome in outcomes]
+            accepted = self.rounds.accept(outcomes)
             self.rounds.begin_masks(_stuck(outcomes))
             if rows and self.rounds.joined is None and self.rounds.is_waiting:
                 # The device reads prompts while the host makes masks, and the choice comes then.
@@ -314,8 +314,3 @@ class Loop:
 def _stuck(outcomes: Sequence[RoundOutcome]) -> set[Request]:
     """Requests that nothing was allowed for: how they end is asked of their grammars."""
     return {outcome.request for outcome in outcomes if any(t < 0 for t in outcome.emitted.tokens)}
-
-
-def _accept(request: Request, tokens: Sequence[int]) -> int:
-    """Tokens that the request's grammar has accepted."""
-    return request.grammar.accept_all(tokens) if request.grammar is not None else 0

@@ -1,8 +1,7 @@
-"""The masks of all grammars of a round, by as many threads as there is work for.
+"""Masks of grammars one by one, by as many threads as there is work for.
 
 Most masks take microseconds, and those of some grammars milliseconds. What may come next is known
-before there are drafts, so that is computed while the device still drafts: in one call where it
-takes little time, else by threads, which also tells whose grammar takes it. What follows drafts is
+before there are drafts, so that is computed while the device still drafts. What follows drafts is
 computed when they have come.
 """
 
@@ -14,17 +13,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.mask_batch import Masks
 
-Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
 _Asked = Sequence[tuple[GuardedGrammar, Sequence[int]]]
 _MOST = 16
 # Seconds of work for which a thread is woken: threads take Python's lock in turns between grammars,
 # and the engine's own may wait for it longer than the work of a few cheap ones takes.
 _WORTH = 1e-3
-_ONE_CALL = 4e-3  # seconds of what may come next in all, up to which threads are not worth it
 _FADING = 0.9  # what a round's work counts for in the next: slow masks come now and then
 
 
@@ -59,26 +55,16 @@ class MaskThreads:
         self._seconds = 0.0  # of a processor, in the last rounds,
         self._later_seconds = 0.0  # and of these for what follows drafts
         self._begun: _Work | None = None
-        self._first_seconds = 0.0  # of a processor, for what may come next, in the last rounds
-        self._found_seconds = 0.0  # and in this one, where it was found in one call
 
     def begin(self, grammars: Sequence[GuardedGrammar]) -> None:
-        """Compute what may come next; `words` goes on from there.
+        """Let threads compute what may come next, if that is worth it; `words` goes on from there.
 
         Until then no other thread may use these grammars.
         """
-        if self._first_seconds < _ONE_CALL:
-            started = time.thread_time()
-            GuardedGrammar.find_first(grammars)
-            self._found_seconds = time.thread_time() - started
-            self._first_seconds = max(self._found_seconds, _FADING * self._first_seconds)
-            return
         shared = [(grammar, ()) for grammar in grammars if grammar.is_threaded]
         wanted = self._num_helping(self._seconds, len(shared))
         if wanted > 0:
             self._begun = self._start(shared, range(len(shared)), wanted)
-        else:  # nothing says what they take now: one call is tried again
-            self._first_seconds *= _FADING
 
     def words(self, asked: _Asked) -> list[Masks]:
         """`GuardedGrammar.words` of each grammar and its drafts."""
@@ -97,11 +83,7 @@ class MaskThreads:
     def finish(self) -> float:
         """Wait for what was begun; seconds of a processor that it took."""
         begun, self._begun = self._begun, None
-        found, self._found_seconds = self._found_seconds, 0.0
-        if begun is not None:
-            found = begun.finish()
-            self._first_seconds = max(found, _FADING * self._first_seconds)
-        return found
+        return begun.finish() if begun is not None else 0.0
 
     def _num_helping(self, seconds: float, most: int) -> int:
         return max(0, min(self._helpers, most, int(seconds / _WORTH)))

@@ -23,8 +23,9 @@ from headstart.backends.base import (
 )
 from headstart.engine.flight import Flight, MeasuredRound, RoundOutcome
 from headstart.engine.kv_cache import BlockPool
-from headstart.engine.mask_threads import MaskThreads
+from headstart.engine.mask_batch import MaskRows
 from headstart.engine.request import Request
+from headstart.engine.round_grammars import RoundGrammars
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row
 
@@ -48,7 +49,8 @@ class Rounds:
         self._flight: Flight | None = None
         self._firsts: Flight | None = None  # first tokens that the host has not seen
         self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
-        self._masks = MaskThreads()
+        self._grammars = RoundGrammars()
+        self._rows: MaskRows | None = None  # masks of the round under way, as far as begun
         self.measured: MeasuredRound | None = None  # by the last `advance`
         self.joined: TrunkOutput | None = None  # of rows that joined the round it launched
 
@@ -102,7 +104,7 @@ class Rounds:
         requests may copy from their context.
         """
         before, firsts = self._flight, self._firsts
-        self._flight = self._firsts = self.measured = self.joined = None
+        self._flight = self._firsts = self._rows = self.measured = self.joined = None
         self._entering = {}  # of a step that failed
         most = self._device.sizes.max_drafts
         wanted = [min(drafts.get(request, 0), most) for request in self._requests]
@@ -143,6 +145,10 @@ class Rounds:
         """Whether a round that was launched has to be given masks."""
         return self._flight is not None and any(r.grammar is not None for r in self._requests)
 
+    def accept(self, outcomes: Sequence[RoundOutcome]) -> list[int]:
+        """Let grammars take what a round gave; of each outcome how many tokens one has taken."""
+        return self._grammars.accept([(o.request.grammar, o.emitted.tokens) for o in outcomes])
+
     def begin_masks(self, stuck: Collection[Request]) -> None:
         """Begin with the masks of a round that waits, before it has drafts.
 
@@ -150,9 +156,9 @@ class Rounds:
         which were left without a token, are used elsewhere.
         """
         if self._flight is not None:
-            going = [r for r in self._flight.requests if r.finish_reason is None]
-            given = [r.grammar for r in going if r.grammar is not None and r not in stuck]
-            self._masks.begin(given)
+            held, requests = self._flight.grammars(), self._flight.requests
+            if given := {i: held[i] for i in held if requests[i] not in stuck}:
+                self._grammars.begin(given, self._mask_rows(self._flight))
 
     def complete(self) -> None:
         """Give a round that waits for them the masks of grammars.
@@ -160,17 +166,18 @@ class Rounds:
         Called when grammars have accepted what the round before gave, while the trunk runs.
         """
         if self._flight is None or (drafted := self._device.drafted()) is None:
-            self._masks.finish()
+            self._grammars.finish()
             return
-        asked = {
-            index: (request.grammar, drafted[index])
-            for index, request in enumerate(self._flight.requests)
-            if request.grammar is not None and request.finish_reason is None
-        }
-        masks = dict(zip(asked, self._masks.words(list(asked.values())), strict=True))
-        for index, found in masks.items():
-            self._flight.fitting[index] = len(found) - 1
+        asked = {i: (grammar, drafted[i]) for i, grammar in self._flight.grammars().items()}
+        masks = self._grammars.masks(asked, self._mask_rows(self._flight))
+        for index in asked:
+            self._flight.fitting[index] = masks.num_fitting(index)
         self._device.choose(masks)
+
+    def _mask_rows(self, flight: Flight) -> MaskRows:
+        if self._rows is None:
+            self._rows = MaskRows(self._device.mask_room(flight.num_masks))
+        return self._rows
 
     def _extend(self, ahead: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known."""

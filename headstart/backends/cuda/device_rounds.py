@@ -37,6 +37,7 @@ from headstart.backends.rounds import (
     GivenCopy,
     HeadStates,
     Launched,
+    RoundMasks,
     RoundRequest,
     RoundSizes,
     SizeTimes,
@@ -252,10 +253,13 @@ class CapturedRounds(DeviceRounds):
         limits = waiting.launched.drafts
         return [row[1 : 1 + most] for row, most in zip(waiting.ids.tolist(), limits, strict=True)]
 
-    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+    def mask_room(self, rows: int) -> np.ndarray:
+        return self._copies.room(rows)
+
+    def choose(self, masks: RoundMasks) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "a round waits only where a request has a grammar"
-        if masks:
+        if masks.requests:
             self._copies.copy(masks, waiting.shape.num_rows, count=self.batch.count)
             if short := waiting.cut_short(masks):
                 self.batch.cut_drafts(short)

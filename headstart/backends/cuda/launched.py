@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from headstart.backends.cuda.shapes import RoundShape
-from headstart.backends.rounds import Emitted, RoundTiming
+from headstart.backends.rounds import Emitted, RoundMasks, RoundTiming
 from headstart.backends.rows import TrunkOutput
 from headstart.backends.scores import to_host
 from headstart.sampling.choose import TokenLogprob
@@ -98,17 +97,16 @@ class WaitingRound:
     ids: Tensor  # [B, 1 + K] newest tokens and drafts, on their way to the host
     drafted: torch.cuda.Event | None
 
-    def cut_short(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> dict[int, int]:
+    def cut_short(self, masks: RoundMasks) -> dict[int, int]:
         """Drafts that count of requests, by index, whose masks end before a draft that fits.
 
         A grammar that takes long gives the first mask alone. A draft that the last mask forbids
         needs nothing: no choice equals it.
         """
-        found = {}
-        for index, own in masks.items():
-            count, last = len(own) - 1, own[-1]
-            if count < self.launched.drafts[index]:
-                draft = int(self.ids[index, 1 + count])
-                if last is None or has_token(last, draft):
-                    found[index] = count
+        found, ids = {}, self.ids.tolist()
+        for index, row in masks.ends.items():
+            count = masks.depths[row]
+            is_short = count < self.launched.drafts[index]
+            if is_short and has_token(masks.words[row], ids[index][1 + count]):
+                found[index] = count
         return found

@@ -43,8 +43,9 @@ class GrammarCompiler:
         """
         self._xgrammar = _xgrammar()
         self._info = _tokenizer_info(tokenizer, vocab_size, sorted(set(end_ids)), set(markers))
-        special = frozenset((*self._info.special_token_ids, *self._info.stop_token_ids))
-        self._tokens = KnownTokens(vocab_size, self._info.vocab_size, special)
+        ends = frozenset(self._info.stop_token_ids)
+        special = ends.union(self._info.special_token_ids)
+        self._tokens = KnownTokens(vocab_size, self._info.vocab_size, special, ends)
         self._max_bytes, self._cache_bytes = max_bytes, cache_bytes
         self._process = CompilerProcess(
             self._info.serialize_json(), max_seconds=max_seconds, max_memory=max_memory

@@ -31,6 +31,7 @@ class KnownTokens:
     vocab_size: int
     size: int
     special: frozenset[int]
+    ends: frozenset[int]  # behind which nothing comes
 
     def room(self, rows: int) -> np.ndarray:
         """Masks in which nothing is allowed, int32 [rows, words]."""
@@ -56,30 +57,80 @@ class TokenGrammar:
 
     def __init__(self, matcher: Any, tokens: KnownTokens, allowance: Allowance):
         self._matcher, self._tokens, self._allowance = matcher, tokens, allowance
+        self._ahead: list[int] = []  # tokens behind those of the answer, taken for now
+        self._is_ended = False  # with an end token
 
     def allowed_words(self) -> np.ndarray | None:
         """Bits of the tokens that may come next; the end token's where the text may end."""
+        self._go_back()
         words, started = self._tokens.room(1), time.thread_time()
         is_mask = self._fill(words)
         self._allowance.spend(time.thread_time() - started)
         return words[0] if is_mask else None
 
+    # Of many grammars of one tokenizer, in one call: no request is charged for it.
+
     @staticmethod
-    def first_words(grammars: Sequence[TokenGrammar]) -> list[np.ndarray | None]:
-        """`allowed_words` of many, of one tokenizer, in one call: no request is charged for it."""
-        tokens = grammars[0]._tokens
-        assert all(grammar._tokens is tokens for grammar in grammars)
-        known = np.zeros((len(grammars), num_words(tokens.size)), np.int32)
-        matchers = [grammar._matcher for grammar in grammars]
-        going = [row for row, matcher in enumerate(matchers) if not matcher.is_terminated()]
+    def fill(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
+        """Write masks [n, words] behind so many tokens that each has taken for now."""
+        tokens, going = grammars[0]._tokens, list[int]()
+        is_whole, words = tokens.size == tokens.vocab_size, num_words(tokens.size)
+        known = out if is_whole else np.empty((len(grammars), words), np.int32)
+        for row, grammar in enumerate(grammars):
+            if len(grammar._ahead) > ahead:  # it was left there, in a round that came to nothing
+                grammar._go_back()
+            if grammar._is_ended:
+                known[row] = 0
+            else:
+                going.append(row)
         if going:
-            _batch().batch_fill_next_token_bitmask([matchers[row] for row in going], known, going)
-        masks = tokens.widened(known)
-        tokens.end_of(masks)
-        return list(masks)
+            matchers = [grammars[row]._matcher for row in going]
+            _batch().batch_fill_next_token_bitmask(matchers, known, going)
+        if not is_whole:
+            out[:, :words], out[:, words:] = known, 0
+        tokens.end_of(out)
+
+    @staticmethod
+    def look_ahead(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> list[bool]:
+        """Take a token of each for now, which its mask allows; whether each did."""
+        matchers = [grammar._matcher for grammar in grammars]
+        taken: list[bool] = _batch().batch_accept_token(matchers, list(tokens))
+        for grammar, token, is_in in zip(grammars, tokens, taken, strict=True):
+            if is_in:
+                grammar._ahead.append(token)
+                grammar._is_ended = token in grammar._tokens.ends
+        return taken
+
+    @staticmethod
+    def accept_each(grammars: Sequence[TokenGrammar], tokens: Sequence[Sequence[int]]) -> None:
+        """`accept` of each one's tokens, most of which are taken already."""
+        last, more = dict[TokenGrammar, int](), list[tuple[TokenGrammar, Sequence[int]]]()
+        for grammar, own in zip(grammars, tokens, strict=True):
+            ahead, at, known = grammar._ahead, 0, grammar._tokens
+            while at < len(ahead) and at < len(own) and ahead[at] == own[at]:
+                at += 1
+            del ahead[:at]
+            grammar._allowance.refill(at)
+            is_one = len(own) == at + 1 and (ahead or not grammar._is_ended)
+            if is_one and own[at] < known.size and own[at] not in known.special:
+                last[grammar] = own[at]
+            else:
+                more.append((grammar, own[at:]))
+        if back := [grammar for grammar in last if grammar._ahead]:
+            counts = [len(grammar._ahead) for grammar in back]
+            _batch().batch_rollback([grammar._matcher for grammar in back], counts)
+            for grammar in back:
+                grammar._ahead, grammar._is_ended = [], False
+        if last:
+            matchers = [grammar._matcher for grammar in last]
+            _batch().batch_accept_token(matchers, list(last.values()))
+        for grammar, rest in more:
+            for token in rest:
+                grammar.accept(token)
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
+        self._go_back()
         tokens, started = self._tokens, time.thread_time()
         drafts = list(takewhile(lambda token: token < tokens.size, drafts))
         rows = len(drafts) + 1
@@ -100,7 +151,7 @@ class TokenGrammar:
 
     def _fill(self, words: np.ndarray) -> bool:
         """Whether a mask [1, words] that allows nothing became one, or all tokens may come."""
-        if self._matcher.is_terminated():
+        if self._is_ended:
             return True
         tokens = self._tokens
         known = words[:, : num_words(tokens.size)]
@@ -117,6 +168,11 @@ class TokenGrammar:
         return None if words is None else unpacked(words, self._tokens.vocab_size)
 
     def accept(self, token: int) -> bool:
+        if self._ahead and self._ahead[0] == token:
+            del self._ahead[0]
+            self._allowance.refill(1)
+            return True
+        self._go_back()
         started = time.thread_time()
         fits = self._accept(token)
         self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN)
@@ -125,14 +181,25 @@ class TokenGrammar:
     def _accept(self, token: int) -> bool:
         # Asked about tokens behind the end, or special ones that do not fit, xgrammar would warn on
         # standard error; drafts hold both.
-        if token >= self._tokens.size or self._matcher.is_terminated():
+        if token >= self._tokens.size or self._is_ended:
             return False
         if token in self._tokens.special and not self._allows(token):
             return False
-        return bool(self._matcher.accept_token(token))
+        fits = bool(self._matcher.accept_token(token))
+        self._is_ended = fits and token in self._tokens.ends
+        return fits
+
+    def _go_back(self) -> None:
+        """To the end of the answer."""
+        if self._ahead:
+            self._matcher.rollback(len(self._ahead))
+            self._ahead, self._is_ended = [], False
 
     def fork(self) -> TokenGrammar:
-        return TokenGrammar(self._matcher.fork(), self._tokens, self._allowance)
+        self._go_back()
+        copy = TokenGrammar(self._matcher.fork(), self._tokens, self._allowance)
+        copy._is_ended = self._is_ended
+        return copy
 
     def _allows(self, token: int) -> bool:
         words = self.allowed_words()
@@ -157,6 +224,11 @@ class Allowance:
 
     def __init__(self) -> None:
         self._left = _STORE_SECONDS
+
+    def refill(self, tokens: int) -> None:
+        """For tokens that were accepted at no charge."""
+        if self._left >= 0:
+            self._left = min(_STORE_SECONDS, self._left + tokens * _SECONDS_PER_TOKEN)
 
     def spend(self, seconds: float) -> None:
         if self._left >= 0:  # a store that was empty once stays empty: every fork must fail alike

@@ -17,6 +17,7 @@ from headstart.backends.base import (
     GivenCopy,
     HeadStates,
     Launched,
+    RoundMasks,
     RoundRequest,
     RoundSizes,
     RoundTiming,
@@ -113,8 +114,12 @@ class Device(DeviceRounds):
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
 
-    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        self.calls.append(("choose", {index: len(own) for index, own in masks.items()}))
+    def mask_room(self, rows: int) -> np.ndarray:
+        return np.empty((rows, 1), np.int32)
+
+    def choose(self, masks: RoundMasks) -> None:
+        self.masks = masks
+        self.calls.append(("choose", {index: masks.num_fitting(index) + 1 for index in masks.ends}))
 
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         self.calls.append(("drain", list(lengths)))
@@ -220,6 +225,9 @@ def test_a_round_with_grammars_gets_its_masks_when_the_last_one_was_handed_out()
     ended.finish_reason = "stop"
     host.rounds.complete()
     assert host.device.calls[-1] == ("choose", {1: 3}), "behind the draft that does not fit none"
+    masks = host.device.masks
+    assert masks.words.tolist() == [[0b01010101]] * 3, "of the even ones among 8 tokens"
+    assert (list(masks.requests), list(masks.depths)) == ([1, 1, 1], [0, 1, 2])
     host.device.drafts = None
     outcomes = {outcome.request: outcome.num_drafts for outcome in host.advance()}
     assert outcomes == {free: 3, held: 2, ended: 3}

@@ -120,10 +120,10 @@ def test_threads_give_each_request_its_own_masks(
     assert threads.words([]) == []
 
 
-def test_what_may_come_next_is_computed_before_there_are_drafts(
+def test_threads_begin_with_what_may_come_next_before_there_are_drafts(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By threads where it takes long, and once: drafts only add what follows them."""
+    """Where it takes long, and once: drafts only add what follows them."""
     filled: list[str] = []
     fill = TokenGrammar.allowed_words
 
@@ -134,7 +134,6 @@ def test_what_may_come_next_is_computed_before_there_are_drafts(
     monkeypatch.setattr(TokenGrammar, "allowed_words", watched)
     threads, guarded = MaskThreads(), GuardedGrammar(compiler.compile(SPECS["ends"]), VOCAB)
     monkeypatch.setattr(threads, "_helpers", 1)
-    monkeypatch.setattr(threads, "_first_seconds", 1.0)
     threads.begin([guarded])
     assert threads.finish() == 0 and not filled, "one quick mask is not worth a thread"
     monkeypatch.setattr(threads, "_seconds", 1.0)
@@ -143,81 +142,6 @@ def test_what_may_come_next_is_computed_before_there_are_drafts(
     (masks,) = threads.words([(guarded, [b, a])])
     assert len(masks) == 1 and len(filled) == 1, "the first draft does not fit"
     assert shown(masks) == shown([fill(compiler.compile(SPECS["ends"]))])
-
-
-def walked(compiler: GrammarCompiler, count: int) -> list[TokenGrammar]:
-    """Grammars of all kinds, each as far as a few tokens; some are at their end."""
-    draw, found = random.Random(0), []
-    for number in range(count):
-        grammar = compiler.compile(list(SPECS.values())[number % len(SPECS)])
-        for _ in range(number % 7):
-            words = grammar.allowed_words()
-            fitting = range(VOCAB) if words is None else np.flatnonzero(flags_of(words))
-            if len(fitting) and not grammar.accept(int(draw.choice(fitting))):
-                break
-        found.append(grammar)
-    return found
-
-
-def flags_of(words: np.ndarray) -> np.ndarray:
-    return np.unpackbits(words.view(np.uint8), count=VOCAB, bitorder="little")
-
-
-def test_what_may_come_next_is_found_for_many_in_one_call(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    grammars = walked(compiler, 40)
-    assert any(grammar._matcher.is_terminated() for grammar in grammars)
-    wanted = [
-        np.ones(VOCAB) if w is None else flags_of(w) for w in (g.allowed_words() for g in grammars)
-    ]
-    calls: list[int] = []
-    first_words = TokenGrammar.first_words
-
-    def watched(asked: Sequence[TokenGrammar]) -> list[np.ndarray | None]:
-        calls.append(len(asked))
-        return first_words(asked)
-
-    monkeypatch.setattr(TokenGrammar, "first_words", staticmethod(watched))
-    monkeypatch.delattr(TokenGrammar, "allowed_words")  # nothing is asked one by one
-    threads, guarded = MaskThreads(), [GuardedGrammar(grammar, VOCAB) for grammar in grammars]
-    threads.begin(guarded)
-    found = threads.words([(each, ()) for each in guarded])
-    assert calls == [40]
-    for (words,), flags in zip(found, wanted, strict=True):
-        assert words is not None and (flags_of(words) == flags).all()
-    assert capfd.readouterr() == ("", "")
-
-
-def test_where_one_call_for_many_fails_each_is_asked_by_itself(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A grammar that fails ends its own request, and no other."""
-    grammars = walked(compiler, 4)
-    wanted = [shown([grammar.allowed_words()]) for grammar in grammars]
-
-    def failing(asked: Sequence[TokenGrammar]) -> list[np.ndarray | None]:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(TokenGrammar, "first_words", staticmethod(failing))
-    threads, guarded = MaskThreads(), [GuardedGrammar(grammar, VOCAB) for grammar in grammars]
-    threads.begin(guarded)
-    assert [shown(own) for own in threads.words([(each, ()) for each in guarded])] == wanted
-    assert all(each.error is None for each in guarded)
-
-
-def test_after_a_slow_call_for_many_grammars_are_asked_one_by_one_for_a_while(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that the one that takes long is charged for it."""
-    monkeypatch.setattr("headstart.engine.mask_threads._ONE_CALL", 1e-9)
-    threads, guarded = MaskThreads(), [GuardedGrammar(g, VOCAB) for g in walked(compiler, 4)]
-    threads.begin(guarded)
-    monkeypatch.delattr(TokenGrammar, "first_words")
-    for each in guarded:
-        each._forget_drafts()
-    threads.begin(guarded)
-    assert all(len(own) == 1 for own in threads.words([(each, ()) for each in guarded]))
 
 
 @pytest.mark.parametrize("is_quick", [True, False])

@@ -1,0 +1,209 @@
+"""Grammars of a round that answer together: the same masks and the same ends as one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from support.grammar_walks import END, SPECIAL, VOCAB, ids
+
+from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.mask_batch import MaskRows
+from headstart.engine.round_grammars import RoundGrammars
+from headstart.sampling.masks import num_words
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import json_object, regex
+from headstart.server.grammars.token_grammar import TokenGrammar
+
+SPECS = [regex("ab?"), regex(r"(.|\n)*"), regex("(ab|a[c-e]{2}){1,9}"), json_object()]
+DRAFTS = 3
+Asked = dict[int, tuple[GuardedGrammar, Sequence[int]]]
+
+
+def rows_for(count: int) -> MaskRows:
+    """Rows that hold anything, as those of the round before."""
+    draw = np.random.default_rng(0)
+    size = count * (DRAFTS + 1), num_words(VOCAB)
+    return MaskRows(draw.integers(-(2**31), 2**31, size, np.int32))
+
+
+def masks_of(masked: RoundGrammars, asked: Asked) -> dict[int, list[bytes]]:
+    """By request, in the order of drafts before them."""
+    rows = rows_for(len(asked))
+    masked.begin({index: grammar for index, (grammar, _) in asked.items()}, rows)
+    masks = masked.masks(asked, rows)
+    found: dict[int, list[bytes]] = {index: [] for index in asked}
+    for row, (index, depth) in enumerate(zip(masks.requests, masks.depths, strict=True)):
+        assert depth == len(found[index])
+        found[index].append(masks.words[row].tobytes())
+    assert {i: masks.num_fitting(i) + 1 for i in asked} == {i: len(w) for i, w in found.items()}
+    return found
+
+
+def alone(asked: Asked) -> dict[int, list[bytes]]:
+    """What each says by itself."""
+    every = np.full(num_words(VOCAB), -1, np.int32)
+    return {
+        index: [
+            (every if words is None else words).tobytes() for words in grammar.fork().words(drafts)
+        ]
+        for index, (grammar, drafts) in asked.items()
+    }
+
+
+def fitting(draw: random.Random, grammar: GuardedGrammar) -> int | None:
+    """A token that may come next, often an end; None where there is none."""
+    words = grammar.fork().words([])[0]
+    if words is None:
+        return draw.randrange(VOCAB)
+    tokens = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+    if END in tokens and draw.random() < 0.2:
+        return END
+    return int(draw.choice(tokens)) if len(tokens) else None
+
+
+def drafts_for(draw: random.Random, grammar: GuardedGrammar) -> list[int]:
+    """Up to `DRAFTS`, most of which fit."""
+    copy, found = grammar.fork(), list[int]()
+    for _ in range(draw.randint(0, DRAFTS)):
+        token = fitting(draw, copy)
+        if token is None or draw.random() < 0.2:
+            token = draw.choice([END, *range(len(SPECIAL)), *ids("ab{ "), VOCAB - 1])
+        copy.accept(token)
+        found.append(token)
+    return found
+
+
+def outcome(draw: random.Random, grammar: GuardedGrammar, drafts: Sequence[int]) -> list[int]:
+    """What a round chose: some of the drafts that fit and a token that fits behind them, or -1."""
+    copy, found = grammar.fork(), list[int]()
+    for token in drafts[: min(copy.num_fitting(drafts), draw.randint(0, DRAFTS))]:
+        copy.accept(token)
+        found.append(token)
+    if draw.random() < 0.1:  # an answer that is long enough
+        return found
+    token = fitting(draw, copy)
+    return [*found, -1 if token is None else token]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounds_have_the_masks_of_each_grammar_alone(
+    seed: int, compiler: GrammarCompiler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever was drafted and accepted; now and then each is asked by itself, or leaves."""
+    draw, masked = random.Random(seed), RoundGrammars()
+    grammars = [GuardedGrammar(compiler.compile(SPECS[i % len(SPECS)]), VOCAB) for i in range(12)]
+    twins = [grammar.fork() for grammar in grammars]
+    lengths = set()
+    for number in range(25):
+        masked._apart = number % 5 == 4
+        here = draw.sample(range(len(grammars)), draw.randint(1, len(grammars)))
+        asked = {i: (grammars[i], drafts_for(draw, twins[i])) for i in here}
+        wanted = alone({i: (twins[i], drafts) for i, (_, drafts) in asked.items()})
+        assert masks_of(masked, asked) == wanted
+        lengths |= {len(own) for own in wanted.values()}
+        chosen = {i: outcome(draw, twins[i], drafts) for i, (_, drafts) in asked.items()}
+        found = masked.accept([(grammars[i], chosen[i]) for i in here])
+        assert found == [twins[i].accept_all(chosen[i]) for i in here]
+        other = draw.randrange(len(grammars))  # the host goes on with a request by itself
+        given = drafts_for(draw, twins[other])
+        assert alone({0: (grammars[other], given)}) == alone({0: (twins[other], given)})
+    assert lengths == {1, 2, 3, 4}
+    assert all(grammar.error is None for grammar in grammars)
+    assert capfd.readouterr() == ("", ""), "xgrammar warns of tokens behind an end"
+
+
+def together(
+    compiler: GrammarCompiler, count: int = 4
+) -> tuple[RoundGrammars, list[GuardedGrammar], Asked]:
+    grammars = [GuardedGrammar(compiler.compile(SPECS[2]), VOCAB) for _ in range(count)]
+    return RoundGrammars(), grammars, {i: (each, ids("aba")) for i, each in enumerate(grammars)}
+
+
+def test_drafts_that_were_right_are_taken_once(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked, grammars, asked = together(compiler)
+    masks_of(masked, asked)
+    monkeypatch.delattr(TokenGrammar, "accept")  # nothing is asked one by one
+    assert masked.accept([(grammar, ids("abac")) for grammar in grammars]) == [4] * 4
+    assert masks_of(masked, {0: (grammars[0], ids("d"))}).keys() == {0}
+    matcher = grammars[0]._grammar._matcher  # type: ignore[union-attr]
+    matcher.rollback(5)  # four of the answer, one for now
+    with pytest.raises(RuntimeError):
+        matcher.rollback(1)
+
+
+def failing(*_: Any) -> Any:
+    raise RuntimeError("no memory")
+
+
+def test_where_one_call_for_masks_fails_each_is_asked_by_itself(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked, grammars, asked = together(compiler)
+    wanted = alone(asked)
+    monkeypatch.setattr(TokenGrammar, "fill", staticmethod(failing))
+    assert masks_of(masked, asked) == wanted
+    assert all(grammar.error is None for grammar in grammars)
+
+
+def test_no_draft_counts_behind_masks_that_fail(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked, grammars, asked = together(compiler)
+    wanted, calls = alone(asked), list[int]()
+    fill = TokenGrammar.fill
+
+    def second_fails(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
+        calls.append(len(grammars))
+        if len(calls) == 2:
+            failing()
+        fill(grammars, out, ahead)
+
+    monkeypatch.setattr(TokenGrammar, "fill", staticmethod(second_fails))
+    assert masks_of(masked, asked) == {index: own[:1] for index, own in wanted.items()}
+    assert masked.accept([(grammar, ids("ac")) for grammar in grammars]) == [2] * 4
+    assert [grammar.num_fitting(ids("db")) for grammar in grammars] == [1] * 4
+
+
+@pytest.mark.parametrize("method", ["look_ahead", "accept_each"])
+def test_where_moving_together_fails_only_those_requests_end(
+    method: str, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked, grammars, asked = together(compiler)
+    monkeypatch.setattr(TokenGrammar, method, staticmethod(failing))
+    found = masks_of(masked, asked)
+    given = [(grammar, [*ids("ab"), -1]) for grammar in grammars]
+    apart = GuardedGrammar(None, VOCAB)
+    assert masked.accept([*given, (apart, [5])])[:4] == ([1] * 4)
+    assert all(own[0] for own in found.values())
+    assert all(f"{method}() failed: RuntimeError" in str(each.error) for each in grammars)
+    assert apart.error is None
+
+
+def test_after_a_slow_round_grammars_are_asked_one_by_one_for_some(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the one that takes long is charged for it."""
+    masked, _, asked = together(compiler)
+    monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", 0.0)
+    monkeypatch.setattr("headstart.engine.round_grammars._LITTLE_EACH", 0.0)
+    masks_of(masked, asked)
+    monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", 1e9)
+    calls: list[int] = []
+    fill = TokenGrammar.fill
+
+    def watched(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
+        calls.append(len(grammars))
+        fill(grammars, out, ahead)
+
+    monkeypatch.setattr(TokenGrammar, "fill", staticmethod(watched))
+    for _ in range(16):
+        masks_of(masked, asked)
+    assert not calls
+    masks_of(masked, asked)
+    assert calls == [4] * 4
