@@ -131,10 +131,10 @@ def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def make_model(family: str, out: Path) -> Path:
+def make_model(family: str, out: Path, **changes: Any) -> Path:
     if family == DEMO:
         return demo.folder()
-    model = write_tiny(family, out, **FAMILIES[family])
+    model = write_tiny(family, out, **FAMILIES[family], **changes)
     if family in OUTER:
         file = model / "config.json"
         config = json.loads(file.read_text())
