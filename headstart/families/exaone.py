@@ -18,6 +18,7 @@ from headstart.families.blocks import (
     SHARED_EXPERTS,
     dense_then_sparse,
 )
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.keymaps import qwen_style
 from headstart.families.parameters import parameters
@@ -54,6 +55,11 @@ def _head_type(fields: Fields) -> str:
     """As vLLM reads it: given apart, else that of the first layer."""
     listed = fields.get("mtp_layer_types")
     return str(listed[0]) if isinstance(listed, list) and listed else _layer_types(fields)[0]
+
+
+def _rotates_in_new_releases_only(fields: Fields) -> bool:
+    """A head that sees everything, beside layers with windows."""
+    return _SLIDING in _layer_types(fields) and _head_type(fields) != _SLIDING
 
 
 def _slides(head: Callable[[Fields], str]) -> Callable[[Fields, int], bool]:
@@ -131,10 +137,19 @@ MOE = Family(
         parameters=parameters("mlp.router.correction   mlp.e_score_correction_bias"),
     ),
     lacks="windows of several sizes, and limits of inner products (K-EXAONE-2.0)",
+    cautions=(
+        Caution(
+            engine="vllm",
+            before="0.32.0",
+            concerns=_rotates_in_new_releases_only,
+            text="the head, which sees everything, is not rotated as it was trained; expect fewer "
+            "accepted drafts, or use 0.32.0 or later",
+        ),
+    ),
     notes=(
         "attention type and window come from mtp_layer_types and mtp_sliding_windows",
         "layers that see everything do not rotate; the head does, as it was trained by what vLLM "
-        "0.32.0 says. Older vLLM and SGLang do not rotate it: expect fewer accepted drafts",
+        "0.32.0 says. SGLang does not rotate it: expect fewer accepted drafts",
     ),
 )
 

@@ -88,11 +88,14 @@ OUTER = {"exaone4_5": ("vocab_size", "num_nextn_predict_layers")}
 # Its CPU kernel for rotations takes queries as if they lay densely; those of latent attention are
 # the ends of longer rows. Without the kernel it rotates in torch.
 PLAIN_ROTATION = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
+# Its CPU kernel for gated delta nets takes states in FP32, which 0.28 does not see to by itself.
+FLOAT_STATES = {"mamba_ssm_cache_dtype": "float32"}
 # family -> what vLLM is started with
 OPTIONS: dict[str, dict[str, Any]] = {
     # its text part alone
     "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True},
     "hy_v4": PLAIN_ROTATION,
+    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), FLOAT_STATES),
 }
 
 
@@ -131,10 +134,10 @@ def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
     return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
-def make_model(family: str, out: Path) -> Path:
+def make_model(family: str, out: Path, **changes: Any) -> Path:
     if family == DEMO:
         return demo.folder()
-    model = write_tiny(family, out, **FAMILIES[family])
+    model = write_tiny(family, out, **FAMILIES[family], **changes)
     if family in OUTER:
         file = model / "config.json"
         config = json.loads(file.read_text())

