@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -127,10 +126,6 @@ class Worker:
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
-
-    def log_lines(self, pattern: re.Pattern[str]) -> list[str]:
-        """What of the engine's own log matches, each once."""
-        return list(dict.fromkeys(m[0].strip()[:200] for m in pattern.finditer(self.log)))
 
     def stop(self) -> None:
         """End the process and what it started; nothing of it is needed but its memory."""
