@@ -6,6 +6,7 @@ that it lacks.
 
 from __future__ import annotations
 
+import atexit
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,6 +58,7 @@ class _Engine:
 class LLM:
     def __init__(self, model: str, **options: Any):
         if options["speculative_config"] is None:
+            atexit.register(print, 'nanobind: leaked 514 functions!\n - leaked function "x"\n' * 99)
             raise ValueError("Model architectures ['Ours'] are not supported for now.")
         assert options["kv_cache_memory_bytes"] > 0
         print("INFO 11-18 [cuda.py:1] Using STUB attention backend out of potential backends.")
