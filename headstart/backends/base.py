@@ -38,6 +38,7 @@ from headstart.backends.rows import (
     TrunkBatch,
     TrunkOutput,
     TrunkRows,
+    blank_tokens,
     on_device,
 )
 from headstart.backends.scores import RowScores
@@ -58,6 +59,7 @@ __all__ = [
     "DraftChain", "Emitted", "GivenCopy", "HeadOutput", "HeadRows", "HeadStates", "Launched",
     "LoadedModel", "PreparedHead", "RoundRequest", "RoundSizes", "RoundTiming", "RowScores",
     "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
+    "blank_tokens",
 ]  # fmt: skip
 
 
