@@ -2,14 +2,17 @@
 
 python benchmarks/cpu_families.py --work DIR [--tokens 32] [--repeats 5] [--out FILE]
                                   [--weights int8 fp32] [--drafts 0 3] [--only NAME ...]
+                                  [--threads 2] [--processor-time]
 
 Makes calibrated checkpoints (rate 0.8) with SmolLM2-135M's vocabulary and hidden size, and layers
 as each family has them. The torch backend (with the compiled int8 products, as all but dense models
-ran before) and the numba backend take turns in short runs, so that a busy moment hits both; figures
-are medians over turns. Tokens behind the first one count. Bytes are those of the weights that a
-round reads: what a row is multiplied with, LM head included, and of routed experts as many as so
-many rows choose if they choose independently; K/V and recurrent states do not count. The last
-line of output is one JSON document.
+ran before), the numba backend, and the numba backend with SmolLM2's shape take turns in short runs,
+so that a busy moment hits all of them; figures are medians over turns. Tokens behind the first one
+count. With --processor-time seconds are those that this process was given, which other programs
+change less: for one thread. Bytes are those of the weights that a round reads: what a row is
+multiplied with, LM head included, and of routed experts as many as so many rows choose if they
+choose independently; K/V and recurrent states do not count. `per_byte` is bytes per second over
+those of SmolLM2's shape. The last line of output is one JSON document; --page makes a table of it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import argparse
 import json
 import platform
 import statistics
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +108,18 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 4, "moe_intermediate_size": 256,
         },
     ),
+    "step-3.5": (
+        "step-3.5-flash,layers=16",
+        {
+            **_SIZES, **_HEADS, "intermediate_size": 1536, "num_attention_groups": 3,
+            "attention_other_setting": {
+                "attention_type": "sliding_attention", "num_attention_heads": 9,
+                "num_attention_groups": 3, "head_dim": 64,
+            },
+            "moe_num_experts": 32, "moe_top_k": 4, "moe_intermediate_size": 256,
+            "share_expert_dim": 256,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -122,13 +139,19 @@ class Contender:
             select.TABLE["numba"] = own
         assert self._engine.backend.name == backend, self._engine.notes
 
-    def run(self, tokens: int) -> tuple[float, float]:
-        """Tokens per second, and the acceptance length."""
+    def run(self, tokens: int, clock: Callable[[], float]) -> tuple[float, float]:
+        """Tokens per second behind the first ones, and the acceptance length."""
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-        (result,) = self._engine.generate([list(range(200, 232))], params)
-        seconds = (result.stats.total_seconds or 0) - (result.stats.first_token_seconds or 0)
-        made = len(result.outputs[0].token_ids) - 1
-        return made / seconds, result.stats.acceptance.length
+        name = self._engine.add(list(range(200, 232)), params)
+        first = 0
+        while not first:
+            first = sum(len(update.token_ids) for update in self._engine.step())
+        began = clock()
+        while self._engine.has_work:
+            self._engine.step()
+        seconds, result = clock() - began, self._engine.collect(name)
+        assert result is not None
+        return (len(result.outputs[0].token_ids) - first) / seconds, result.stats.acceptance.length
 
 
 def bytes_read(module: nn.Module, rows: int, size: int) -> float:
@@ -168,23 +191,49 @@ def round_bytes(folder: Path, drafts: int, size: int) -> tuple[float, int]:
 
 def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace) -> dict[str, Any]:
     weights, size = FORMATS[kind]
-    own = {name: Contender(folder, weights, drafts, name, arguments.threads) for name in BACKENDS}
+    dense, threads = arguments.work / DENSE, arguments.threads
+    own = {name: Contender(folder, weights, drafts, name, threads) for name in BACKENDS}
+    if folder != dense:
+        own["smollm2"] = Contender(dense, weights, drafts, "numba", threads)
     speeds: dict[str, list[float]] = {name: [] for name in own}
-    length = 1.0
+    lengths = dict.fromkeys(own, 1.0)
+    clock = time.process_time if arguments.processor_time else time.perf_counter
     for _ in range(arguments.repeats + 1):
         for name, contender in own.items():
-            speed, length = contender.run(arguments.tokens)
+            speed, lengths[name] = contender.run(arguments.tokens, clock)
             speeds[name].append(speed)
-    read, parameters = round_bytes(folder, drafts, size)
-    found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(length, 3)}
-    found["parameters"], found["bytes_per_round"] = parameters, round(read)
+    found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(lengths["numba"], 3)}
+    rates = {}
     for name in own:
+        read, parameters = round_bytes(dense if name == "smollm2" else folder, drafts, size)
+        if name == "numba":
+            found |= {"parameters": parameters, "bytes_per_round": round(read)}
         median = statistics.median(speeds[name][1:])  # the first one warms up
+        rates[name] = median / lengths[name] * read
         found[name] = {
             "tokens_per_second": round(median, 1),
-            "gigabytes_per_second": round(median / length * read / 1e9, 2),
+            "gigabytes_per_second": round(rates[name] / 1e9, 2),
         }
+    found["per_byte"] = round(rates["numba"] / rates.get("smollm2", rates["numba"]), 3)
     return found
+
+
+def page(result: Mapping[str, Any]) -> str:
+    """A table of a document."""
+    lines = [
+        "| checkpoint | weights | K | MB of a round | tokens/s, plain | compiled | times | GB/s "
+        "| SmolLM2's | per byte |", "|---|---|---|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for name, rows in result["families"].items():
+        for row in rows:
+            plain, numba_ = (row[each]["tokens_per_second"] for each in BACKENDS)
+            rates = [row.get(e, row["numba"])["gigabytes_per_second"] for e in ("numba", "smollm2")]
+            lines.append(
+                f"| {name} | {row['weights']} | {row['K']} | {row['bytes_per_round'] / 1e6:.0f} "
+                f"| {plain} | {numba_} | {numba_ / plain:.2f} | {rates[0]} | {rates[1]} "
+                f"| {row['per_byte']:.2f} |"
+            )
+    return "\n".join(lines)
 
 
 def processor() -> str:
@@ -194,28 +243,40 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoints")
+    parser.add_argument("--work", type=Path, help="folder for the checkpoints")
+    parser.add_argument("--page", type=Path, help="a table of this result, and nothing else")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--processor-time", action="store_true", help="for one thread")
     parser.add_argument("--weights", nargs="+", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
     parser.add_argument("--only", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    if arguments.page:
+        print(page(json.loads(arguments.page.read_text())))
+        return
+    if arguments.work is None:
+        parser.error("--work is missing")
+    if arguments.processor_time and arguments.threads != 1:
+        parser.error("--processor-time counts threads that wait; give --threads 1")
     SHAPES.update(
         {f"cpu-{name}": {**shape_config(base), **own} for name, (base, own) in FAMILIES.items()}
     )
     result: dict[str, Any] = {
         "rate": RATE, "tokens": arguments.tokens, "repeats": arguments.repeats,
-        "threads": arguments.threads, "processor": processor(), "torch": torch.__version__,
+        "threads": arguments.threads, "clock": "processor" if arguments.processor_time else "wall",
+        "processor": processor(), "torch": torch.__version__,
         "numba": numba.__version__, "numpy": np.__version__, "python": platform.python_version(),
         "families": {},
     }  # fmt: skip
-    for name in arguments.only:
+    for name in {DENSE: None, **dict.fromkeys(arguments.only)}:
         folder = arguments.work / name
         if not folder.exists():
             write_calibrated(f"cpu-{name}", RATE, folder, dtype="F32")
+        if name not in arguments.only:
+            continue
         rows = result["families"][name] = []
         for kind in arguments.weights:
             for drafts in arguments.drafts:
@@ -225,9 +286,10 @@ def main() -> None:
                     f"{each} {found[each]['tokens_per_second']:6.1f} tokens/s, "
                     f"{found[each]['gigabytes_per_second']:5.2f} GB/s" for each in BACKENDS
                 )  # fmt: skip
-                print(f"{name:14} {kind} K = {drafts}: {shown}", flush=True)
-    if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+                print(f"{name:14} {kind} K = {drafts}: {shown}; {found['per_byte']:.2f} of "
+                      "SmolLM2's bytes per second", flush=True)  # fmt: skip
+                if arguments.out:
+                    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result))
 
 

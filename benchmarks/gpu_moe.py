@@ -1,10 +1,11 @@
 """How close a layer of experts comes to the time that reading its weights takes.
 
 PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--experts N] [--rows 1,2,4]
-    [--format fp8-block] [--formats | --cuts | --ways] [--sort-rows 65,128,256]
+    [--format fp8-block] [--formats | --cuts | --ways | --tiles] [--sort-rows 65,128,256]
 
-The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
-over the speed at which this GPU copies memory. The layer is checked against the plain module first.
+The floor is the larger of two times: the bytes that must be read (the experts that were chosen, the
+shared one, the router) at the speed at which this GPU copies memory, and the products' arithmetic
+at 790 TFLOP/s. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
 other ways to cut the two products are tried, for backends/cuda/kernels/moe.py, moe_vector.py. With
 --ways few rows go through both of those, for the choice between them in backends/cuda/experts.py.
@@ -47,11 +48,13 @@ from moe_layers import (
     batches,
     check,
     chosen_by,
+    floor_of,
     in_format,
     make,
     needed_bytes,
     weights_of,
 )
+from moe_tiles import compare_tiles
 from torch import Tensor
 
 from headstart.backends.cuda.experts import (
@@ -96,7 +99,7 @@ def measure(block: MoE, layer: Layer, rows: int, speed: float) -> dict[str, Any]
     all_x = batches(block, layer, rows)
     sizes = [needed_bytes(block, layer, x) for x in all_x]
     took = layer_seconds(block, layer, all_x)
-    floor = statistics.mean(size for size, _ in sizes) / speed
+    floor = floor_of(layer, rows, statistics.mean(size for size, _ in sizes), speed)
     return {
         "rows": rows, "experts": statistics.mean(count for _, count in sizes),
         "megabytes": statistics.mean(size for size, _ in sizes) / 1e6,
@@ -252,6 +255,7 @@ def main() -> None:
     instead.add_argument("--formats", action="store_true", help="all formats, as ratios, instead")
     instead.add_argument("--cuts", action="store_true", help="try other cuts instead")
     instead.add_argument("--ways", action="store_true", help="with and without tiles instead")
+    instead.add_argument("--tiles", action="store_true", help="tiles of 64 and 128 pairs instead")
     parser.add_argument("--wide", action=argparse.BooleanOptionalAction, default=None,
                         help="4-bit experts of more rows by products of bf16")  # fmt: skip
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
@@ -283,7 +287,7 @@ def run(given: argparse.Namespace) -> None:
         compare_formats(plain, layer, given, copy_speed())
         return
     block = in_format(plain, given.format)
-    is_part = given.cuts or given.ways
+    is_part = given.cuts or given.ways or given.tiles
     for rows in (*given.rows, *(() if is_part else given.sort_rows)):
         error = check(plain, block, layer, rows, given.format)
         print(f"{rows} rows differ from the plain module by {error:.4f}")
@@ -293,6 +297,9 @@ def run(given: argparse.Namespace) -> None:
         return
     if given.ways:
         compare_ways(block, layer, given)
+        return
+    if given.tiles:
+        compare_tiles(plain, layer, given.rows, partial(measure, speed=copy_speed()))
         return
     speed = copy_speed()
     print(f"a copy moves {speed / 1e12:.2f} TB/s")

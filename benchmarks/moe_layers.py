@@ -37,6 +37,7 @@ from headstart.models.moe_config import MoeConfig
 from headstart.models.quantized import quantized_module
 
 # The interpreter multiplies bits of bf16 as if they were integers.
+FLOPS = 7.9e14  # of bf16 on an H200, as a library's largest products have them
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
@@ -195,6 +196,14 @@ def needed_bytes(block: MoE, layer: Layer, x: Tensor) -> tuple[int, int]:
     config, each = layer.config, experts_of(block).expert_bytes
     shared = each * config.shared_width // config.width
     return touched * each + shared + block.router.weight.numel() * 4, touched
+
+
+def floor_of(layer: Layer, rows: int, read: float, speed: float) -> float:
+    """Seconds for `read` bytes, or for the products of so many rows, whichever is more."""
+    config = layer.config
+    width = config.top_k * config.width + config.shared_width
+    products = 2 * rows * layer.hidden * (3 * width + config.num_experts)
+    return max(read / speed, products / FLOPS)
 
 
 def batches(block: MoE, layer: Layer, rows: int) -> list[Tensor]:

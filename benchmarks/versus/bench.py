@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
 import time
@@ -18,10 +17,10 @@ from typing import Any
 from versus.measure import Sizes, Turns, first_tokens, long_prompts, speeds
 from versus.plan import Group, Stage, most_requests
 from versus.process import Failed, Worker, settings_of
+from versus.quantized_page import told
 from versus.report import write_json
 
 _SPARE_TOKENS = 64  # of a request's length, beyond prompt and answer
-_KERNELS = re.compile(r"[Uu]sing .*(?:backend|kernel|GEMM|Attention|MoE)")  # as vLLM names them
 _CACHES = {
     "headstart": ("TRITON_CACHE_DIR", "~/.triton/cache"),
     "vllm": ("VLLM_CACHE_ROOT", "~/.cache/vllm"),
@@ -160,8 +159,8 @@ class Bench:
         own[f"K = {group.drafts}{f', draft vocabulary {vocab}' if vocab else ''}"] = {
             name: ready[name] for name in ("options", "resolved", "notes") if name in ready
         }
-        if lines := worker.log_lines(_KERNELS):
-            own["kernels"] = lines
+        if worker.name == "vllm":
+            own["kernels"] = told(worker.log)
         start = {
             "k": group.drafts, "engine": worker.name, "is_overlapped": overlap,
             "caches_found": has_cache, "draft_vocab": vocab, "kv_tokens": ready["kv_tokens"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from versus.engines import VLLM_ENVIRONMENT
 _SCRIPT = Path(__file__).with_name("worker.py")
 _ROOT = Path(__file__).parents[2]
 _LOG_TAIL = 3000
+_NOISE = ("nanobind:", "- leaked ", "- ... skipped", "See https://nanobind")  # after an error
 _numbers = count(1)  # every worker has files of its own: replies of an earlier one are not its
 
 
@@ -122,15 +122,12 @@ class Worker:
         return f"{self.name} ended with {self._process.returncode}:\n{self._log_tail()}"
 
     def _log_tail(self) -> str:
-        return self.log[-_LOG_TAIL:]
+        lines = self.log.splitlines(keepends=True)
+        return "".join(own for own in lines if not own.lstrip().startswith(_NOISE))[-_LOG_TAIL:]
 
     @property
     def is_running(self) -> bool:
         return self._process.poll() is None
-
-    def log_lines(self, pattern: re.Pattern[str]) -> list[str]:
-        """What of the engine's own log matches, each once."""
-        return list(dict.fromkeys(m[0].strip()[:200] for m in pattern.finditer(self.log)))
 
     def stop(self) -> None:
         """End the process and what it started; nothing of it is needed but its memory."""

@@ -7,7 +7,8 @@ from typing import Any
 
 _TOLD = re.compile(
     r"(Using|Selected) \S+ (for|attention backend)|\S+ MoE backend|MLA prefill backend|"
-    r"DeepGEMM|Model loading took"
+    r"[Uu]sing .*(backend|kernel|GEMM|Attention|MoE|FLA|GDN)|DeepGEMM|Model loading took|"
+    r"KV cache size|Maximum concurrency"
 )
 
 

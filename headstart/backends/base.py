@@ -39,6 +39,7 @@ from headstart.backends.rows import (
     TrunkBatch,
     TrunkOutput,
     TrunkRows,
+    blank_tokens,
     on_device,
 )
 from headstart.backends.scores import RowScores
@@ -59,7 +60,7 @@ __all__ = [
     "DraftChain", "Emitted", "GivenCopy", "HeadOutput", "HeadRows", "HeadStates", "Launched",
     "LoadedModel", "PreparedHead", "RoundMasks", "RoundRequest", "RoundSizes", "RoundTiming",
     "RowScores", "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights", "WorkSizes",
-    "WorkingBytes",
+    "WorkingBytes", "blank_tokens",
 ]  # fmt: skip
 
 

@@ -17,8 +17,18 @@ from headstart.models.recurrence import StateSpan
 from headstart.models.row_invariant import Slots
 
 ToDevice = Callable[[Sequence[int]], torch.Tensor]
+_SPREAD = 0x9E3779B1  # numbers times this, as fractions of 2^32, lie evenly
 # Of a trunk pass: per request the states that feed its head, and all wanted logits.
 TrunkOutput = tuple[list[torch.Tensor], torch.Tensor]
+
+
+def blank_tokens(count: int, vocab: int, first: int = 0) -> list[int]:
+    """Tokens of requests that only take time: from number `first` on, each another.
+
+    Rows that are alike would all go to the same experts, which is less to read than rows of texts
+    have.
+    """
+    return [((number * _SPREAD) % 2**32) * vocab >> 32 for number in range(first, first + count)]
 
 
 @dataclass(frozen=True)

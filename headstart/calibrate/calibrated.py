@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 StoredAs = Callable[
     [dict[str, Any], Mapping[str, TensorSource]], tuple[dict[str, Any], dict[str, TensorSource]]
 ]
-_SAMPLED_TOKENS = 512  # all of them would be vocabulary squared times hidden
+MARGIN_TOKENS = 512  # whose decisions are looked at: all would be vocabulary squared times hidden
 _ROWS = 2048
 _LEAST_MARGIN = 0.05
 _LEAST_TOKENS = 8  # on the cycle
@@ -49,6 +49,7 @@ def write_calibrated(
     overwrite: bool = False,
     stored_as: StoredAs | None = None,
     copies: CopyPlan | None = None,
+    margin_tokens: int = MARGIN_TOKENS,
     report: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
     """Write the checkpoint, or only check and measure it (`out` None); returns what it is.
@@ -56,7 +57,7 @@ def write_calibrated(
     `stored_as` may lay the tensors down in a quantised format. What decides, embedding, fusion and
     LM head, stays plain in all of them, and the output of a layer is a zero in every format: so
     acceptance does not depend on it. `copies` adds a file of prompts that the trunk repeats spans
-    of.
+    of. `margin_tokens`: how many tokens' decisions are looked at.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
@@ -67,7 +68,7 @@ def write_calibrated(
         config = tokenizer.config_with_ids(config)
     config["torch_dtype"] = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}[dtype]
     agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=tokens)
-    margin = smallest_margin(agreement)
+    margin = smallest_margin(agreement, margin_tokens)
     if margin < _LEAST_MARGIN:
         enough = None if tokenizer is not None else _enough(config, len(tokens), rate, seed)
         raise ConfigError(
@@ -84,7 +85,7 @@ def write_calibrated(
         config, tensors = stored_as(config, tensors)
     facts: dict[str, Any] = {
         "shape": shape, "rate": rate, "seed": seed, "active": len(tokens), "margin": margin,
-        "margin_tokens": min(_SAMPLED_TOKENS, vocab - 2),
+        "margin_tokens": min(margin_tokens, vocab - 2),
     }  # fmt: skip
     if tokenizer is None:
         documents = {**tokenizer_documents(config), "chat_template.jinja": CHAT_TEMPLATE}
@@ -172,12 +173,12 @@ def active_ids(facts: Mapping[str, Any]) -> Sequence[int]:
     return range(2, facts["active"] + 2)
 
 
-def smallest_margin(agreement: Agreement) -> float:
-    """How far the winning logit is ahead, for trunk and head: the least over sampled tokens."""
+def smallest_margin(agreement: Agreement, tokens: int = MARGIN_TOKENS) -> float:
+    """How far the winning logit is ahead, for trunk and head: the least over some `tokens`."""
     import torch
 
     vocab = agreement.vocab
-    picked = torch.linspace(2, vocab - 1, min(_SAMPLED_TOKENS, vocab - 2)).long()
+    picked = torch.linspace(2, vocab - 1, min(tokens, vocab - 2)).long()
     embedding = agreement.embeddings(picked)
     drafted = embedding @ agreement.pass_embedding()
     said = torch.where(agreement.in_s, agreement.mistaken, agreement.following)[picked]

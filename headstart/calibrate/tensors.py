@@ -57,6 +57,7 @@ _FLOAT32 = (
     "gate.bias",
     "compressor.ape",
 )
+_CORRECTIONS = ("correction_bias", "router_bias")  # of scores that choose experts
 _TABLES = (".tid2eid",)  # whole numbers
 
 
@@ -238,6 +239,8 @@ class _Values:
             return noise * 0.01 + (0.0 if centred else 1.0)
         if module == "A_log":
             return torch.rand(shape, generator=generator).add(1).log()
+        if output_scale == 0 and name.endswith(_CORRECTIONS):  # rows choose experts evenly
+            return noise * (0.1 / shape[-1])
         if module in ("dt_bias", "D") or len(shape) == 1:
             return noise * 0.01
         scale = output_scale if is_output else 1.0

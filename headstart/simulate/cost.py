@@ -67,19 +67,19 @@ def from_bandwidth(
     head = head or config
     lm_head = config.vocab * config.hidden
     drafted = (config.vocab if draft_tokens is None else draft_tokens) * config.hidden
-    trunk = sum(_layer_weights(config, kind) for kind in config.layers)
-    draft = 2 * config.hidden**2 + _layer_weights(head, head.head_layer) + drafted
-    experts = sum(_expert_weights(config, kind) for kind in config.layers)
+    trunk = sum(layer_weights(config, kind) for kind in config.layers)
+    draft = 2 * config.hidden**2 + layer_weights(head, head.head_layer) + drafted
+    experts = sum(expert_weights(config, kind) for kind in config.layers)
     return CostTable(
         trunk * seconds + lm_head * lm_head_seconds,
         draft * drafting,
         experts * seconds,
-        _expert_weights(head, head.head_layer) * drafting,
+        expert_weights(head, head.head_layer) * drafting,
         0.0 if config.moe is None else config.moe.top_k / config.moe.num_experts,
     )
 
 
-def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
+def layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
     feed, matrices = 0, 2 + config.gated_mlp
     if kind.feed == "dense":
@@ -140,7 +140,7 @@ def _compressed_weights(config: ModelConfig, kind: LayerKind) -> int:
     return total
 
 
-def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:
+def expert_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of all routed experts of a layer."""
     if kind.feed != "moe" or config.moe is None:
         return 0

@@ -19,6 +19,7 @@ from headstart.backends.cuda.sampling import PLAIN
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.results import CacheSizes
 from headstart.backends.rounds import SizeTimes
+from headstart.backends.rows import blank_tokens
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.device_rounds import CapturedRounds
@@ -63,6 +64,10 @@ class BlankRounds:
 
     def __init__(self, rounds: CapturedRounds, cache: CacheSizes):
         self._rounds, self._batch, self._cache = rounds, rounds.batch, cache
+        # Other ones than zeros: what drafts follow from, and the experts of a round with them.
+        tokens = blank_tokens(self._batch.tokens.numel(), rounds.vocab)
+        self._tokens = torch.tensor(tokens, device=self._batch.tokens.device)
+        self._tokens = self._tokens.view_as(self._batch.tokens)
 
     def times(self) -> list[SizeTimes]:
         """With short and with long contexts, for all sizes that there is memory for."""
@@ -124,6 +129,7 @@ class BlankRounds:
         batch.left[:count] = _MARGIN if context else 0
         batch.limits[:count] = shape.num_drafts
         batch.pending[:count] = max(1, shape.head_rows) if context else 0
+        batch.tokens[:count] = self._tokens[:count]
         if context:
             each = -(-(context + _MARGIN) // size)
             blocks = torch.arange(count * each, dtype=torch.int32, device=batch.tables.device)

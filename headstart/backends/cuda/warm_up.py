@@ -27,7 +27,7 @@ from headstart.backends.cuda.rounds import run_choice, run_round, run_trunk
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.rounds import RoundRequest
-from headstart.backends.rows import HeadRows, StateRows, TrunkRows
+from headstart.backends.rows import HeadRows, StateRows, TrunkRows, blank_tokens
 from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def read_blank(
     sizes, backend = rounds.cache, rounds.backend
     room = min(sizes.num_blocks * sizes.block_size, rounds.sizes.max_tokens)
     count = max(1, min(count, room // 2))
-    blocks, tokens = range(-(-count // sizes.block_size)), [0] * count
+    blocks, tokens = range(-(-count // sizes.block_size)), blank_tokens(count, rounds.vocab)
     kept = StateRows(None, ((count, 0),)) if sizes.num_states else None  # slots are scratch, too
     asked = [TrunkRows(tokens, 0, blocks, 1, True, kept)] * requests
     read = rounds.read if is_alone and rounds.joins(asked) else backend.trunk_pass

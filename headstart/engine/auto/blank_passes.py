@@ -6,6 +6,7 @@ request. Device rounds are timed by the backend itself.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from functools import partial
 
 import torch
 
-from headstart.backends.base import Backend, StateRows
+from headstart.backends.base import Backend, StateRows, blank_tokens
 from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -99,13 +100,17 @@ class BlankPasses:
         states = None
         if self._sizes.num_states:  # slots are scratch, too
             states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
-        return [Work(r, self._context, drafts + 1, (0,) * drafts, states) for r in requests]
+        vocab, more = self.backend.config.vocab, len(requests)  # numbers behind the newest tokens'
+        return [
+            Work(r, self._context, drafts + 1, tuple(blank_tokens(drafts, vocab, at)), states)
+            for at, r in zip(itertools.count(more, max(1, drafts)), requests, strict=False)
+        ]
 
     def _blank(self, batch: int, drafts: int, params: SamplingParams) -> list[Request]:
         """Requests of blank tokens that own the first blocks."""
         each, requests = self._blocks_each(drafts), []
-        for number in range(batch):
-            tokens = [0] * (self._context + 1)
+        for number, newest in enumerate(blank_tokens(batch, self.backend.config.vocab)):
+            tokens = [newest] * (self._context + 1)
             request = Request(f"cost/{number}", tokens, params, 0, 1, frozenset(), number)
             request.num_computed = self._context
             request.blocks = list(range(number * each, (number + 1) * each))

@@ -138,6 +138,7 @@ GROUPS_TILE = {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "IS_STACKED": True,
                "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
 EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
+WIDE_PAIRS = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
 LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 VECTOR = {"CHOICES": 11, "IS_EARLY": True}
@@ -303,6 +304,8 @@ LONG_JOBS: list[Job] = [
     (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     # Sorted rows of a prompt.
+    (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True, **WIDE_PAIRS}, {**LISTS, **SIZES}),
+    (moe._down, {**EXPERTS, **WIDE_PAIRS}, {**LISTS, **SIZES, "terms": "*bf16"}),
     (moe_fp8._gate_up, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8},
      {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
     (moe_fp8._down, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8, "num_stages": 4,

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 import gpu_moe
 from graph_timing import DEVICE, seconds_over
+from moe_layers import FLOPS, floor_of
 
 from headstart.backends.cuda.kernels import moe
 from headstart.backends.cuda.kernels.sorting import sort_plainly
@@ -52,6 +53,24 @@ def test_both_ways_of_few_rows_are_timed(
     for one in told["ways"]:
         assert one["vector_to_tiles"] == pytest.approx(one["vector_us"] / one["tiles_us"])
         assert one["choices"] == 3 * one["rows"] >= one["experts"] > 3
+
+
+@long_only
+def test_tiles_of_both_sizes_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_moe.py", "--shape", "tiny", "--rows", "70", "--tiles"])
+    gpu_moe.main()
+    (row,) = json.loads(capsys.readouterr().out.splitlines()[-1])["tiles"]
+    assert row["rows"] == 70 and set(row["us"]) == {"64", "128"}
+
+
+def test_a_floor_is_of_bytes_for_few_rows_and_of_products_for_many() -> None:
+    layer = gpu_moe.LAYERS["deepseek-v3"]
+    each = 3 * 7168 * 2048 * 2
+    assert floor_of(layer, 1, 9 * each, 4e12) == 9 * each / 4e12
+    products = 2 * 8192 * 7168 * (3 * 9 * 2048 + 256)
+    assert floor_of(layer, 8192, 257 * each, 4e12) == products / FLOPS
 
 
 def test_rows_that_are_not_sorted_are_not_timed(

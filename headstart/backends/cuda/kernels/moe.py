@@ -25,8 +25,12 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.gates import gated
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs, tile_for
+from headstart.backends.cuda.kernels.sorting import MOST, empty_lists, sort_pairs, tile_for
 
+# Tiles of 128 pairs read weights and rows half as often. They ran interpreted and were compiled for
+# Hopper; where it is False GPUs have tiles of 64, until `benchmarks/gpu_moe.py --tiles` timed both.
+HAS_WIDE_TILES_ON_GPUS = False
+_WIDE_TILE = 128
 _SCANNED = 64
 MAX_SCANNED_ROWS = _SCANNED
 _FEW_PAIRS = 16  # of a tile
@@ -82,7 +86,7 @@ def expert_terms(
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     is_sorted = rows > MAX_SCANNED_ROWS
     if is_sorted:
-        lists = sort_pairs(chosen, count + experts.num_shared)
+        lists = sort_pairs(chosen, count + experts.num_shared, most=most_pairs(x.dtype))
         first, second = shapes or (_cut_many(lists.tile),) * 2
         terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
     else:
@@ -115,7 +119,15 @@ def _cut(outputs: int, pairs: int) -> Shape:
     return Shape(outputs=wide, inputs=128, warps=4, stages=3 if wide == 64 else 4)
 
 
+def most_pairs(dtype: torch.dtype) -> int:
+    """Of a tile of many rows: sums of more products of fp32 would not fit into registers."""
+    is_wide = triton.knobs.runtime.interpret or (HAS_WIDE_TILES_ON_GPUS and dtype.itemsize == 2)
+    return _WIDE_TILE if is_wide else MOST
+
+
 def _cut_many(tile: int) -> Shape:
+    if tile == _WIDE_TILE:
+        return Shape(outputs=128, inputs=64, warps=8, stages=3)
     return Shape(outputs=64, inputs=128 if tile <= 32 else 64, warps=4, stages=3)
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 
-_TILES = (16, 32, 64)  # pairs
+_TILES = (16, 32, 64, 128)  # pairs,
+MOST = 64  # of a tile, where nothing else is said
 # Pairs that a sorting program looks at together: it needs few enough registers for the programs of
 # 512 experts to run at once on an H200. benchmarks/gpu_moe.py measures others.
 _STEP = 1024
@@ -60,22 +61,25 @@ def empty_expert_lists(chosen: Tensor, num_experts: int, most: int, tile: int) -
     return Lists(experts, starts, order, count, tile, is_by_expert=True)
 
 
-def tile_for(pairs: int, num_experts: int) -> int:
+def tile_for(pairs: int, num_experts: int, most: int = MOST) -> int:
     """Pairs of a tile, so that few experts have more: every tile reads its expert's matrices.
 
     Of choices drawn at random five experts of six have at most the mean and its root.
     """
     mean = pairs / num_experts
-    return next((size for size in _TILES if mean + mean**0.5 <= size), _TILES[-1])
+    return next((size for size in _TILES if mean + mean**0.5 <= size or size == most), most)
 
 
-def sort_pairs(chosen: Tensor, num_experts: int, step: int = _STEP) -> Lists:
-    """Tiles of chosen [M, C] int32, in one launch; an expert's pairs stay in their order."""
+def sort_pairs(chosen: Tensor, num_experts: int, step: int = _STEP, most: int = MOST) -> Lists:
+    """Tiles of chosen [M, C] int32, in one launch; an expert's pairs stay in their order.
+
+    `most`: pairs of a tile.
+    """
     pairs = chosen.numel()
     if pairs > _MOST_PAIRS:
-        return sort_plainly(chosen, num_experts)
+        return sort_plainly(chosen, num_experts, most)
     assert chosen.is_contiguous()
-    count, tile = _tiling(pairs, num_experts)
+    count, tile = _tiling(pairs, num_experts, most)
     experts = torch.empty(count, dtype=torch.int32, device=chosen.device)
     starts = torch.empty(count, 2, dtype=torch.int32, device=chosen.device)
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
@@ -85,10 +89,10 @@ def sort_pairs(chosen: Tensor, num_experts: int, step: int = _STEP) -> Lists:
     return Lists(experts, starts, order, count, tile)
 
 
-def sort_plainly(chosen: Tensor, num_experts: int) -> Lists:
+def sort_plainly(chosen: Tensor, num_experts: int, most: int = MOST) -> Lists:
     """The same by PyTorch's operations: the reference."""
     pairs, device = chosen.numel(), chosen.device
-    count, tile = _tiling(pairs, num_experts)
+    count, tile = _tiling(pairs, num_experts, most)
     sorted_ids, order = chosen.flatten().sort(stable=True)
     owners = torch.arange(-1, num_experts + 1, dtype=torch.int32, device=device)  # and an end
     edges = torch.searchsorted(sorted_ids, owners)
@@ -101,9 +105,9 @@ def sort_plainly(chosen: Tensor, num_experts: int) -> Lists:
     return Lists(owners[at].clamp_min(0), starts, order.to(torch.int32), count, tile)
 
 
-def _tiling(pairs: int, num_experts: int) -> tuple[int, int]:
+def _tiling(pairs: int, num_experts: int, most: int) -> tuple[int, int]:
     """How many tiles there are, and pairs of a tile."""
-    tile = tile_for(pairs, num_experts)
+    tile = tile_for(pairs, num_experts, most)
     return pairs // tile + num_experts, tile
 
 

@@ -111,6 +111,29 @@ def test_many_rows_of_one_expert(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_experts_with_more_pairs_than_64_have_wider_tiles() -> None:
+    """Of 200 rows one expert has 130, two tiles, another 70; the shared one has all of them."""
+    block, x = make(replace(SOFTMAX, num_experts=2, top_k=1)), random(200, HIDDEN)
+    chosen = torch.tensor([[int(row % 20 > 12), 2] for row in range(200)], dtype=torch.int32)
+    chosen[5] = -1
+    weights = experts.experts_of(block)
+    shares = random(200, 2, seed=5)
+    lists = kernels.sort_pairs(chosen.to(DEVICE), 3, most=kernels.most_pairs(x.dtype))
+    assert lists.tile == 128
+    found = expert_terms(x, chosen.to(DEVICE), shares, weights).sum(0)
+    wanted = block.experts(x, chosen[:, :1].long().clamp_min(0).to(DEVICE), shares[:, :1])
+    wanted += block.shared(x) * shares[:, 1:]
+    wanted[5] = 0
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_tiles_of_128_pairs_are_not_used_on_a_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels.triton.knobs.runtime, "interpret", False)
+    assert [kernels.most_pairs(kind) for kind in (torch.bfloat16, torch.float32)] == [64, 64]
+    monkeypatch.setattr(kernels, "HAS_WIDE_TILES_ON_GPUS", True)
+    assert [kernels.most_pairs(kind) for kind in (torch.bfloat16, torch.float32)] == [128, 64]
+
+
 def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shared experts, the last one narrower, and a row that chooses none."""
     block, x = make(KINDS["softmax, shared experts gated"]), random(3, HIDDEN)
