@@ -3,11 +3,12 @@
     python benchmarks/learning_curve.py --texts texts --prompts prompts.jsonl \
         --questions mt_bench.jsonl --work work --out benchmarks/results/learning_curve
 
-A server with `--learn` computes the states of the base while it has nothing to do. Then it answers
-requests of `--kinds` (learning_kinds.py; three, unless others are given), with `--learn-share 0`,
-so that nothing is learned yet, and is stopped. Started again, it has no traffic for `--minutes`, in
-which the head learns and is swapped. Before and after, the server answers other requests of these
-kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing is kept of these.
+A learner computes the states of the base, as it does while it waits for texts. Then a server with
+`--learn` answers requests of `--kinds` (learning_kinds.py; three, unless others are given), with
+`--learn-share 0`, so that nothing is learned yet, and is stopped. Started again, it has no traffic
+for `--minutes`, in which the head learns and is swapped. Before and after, the server answers other
+requests of these kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing
+is kept of these.
 The curve between is the simulator's, on the same answers, for up to eight of the heads that served.
 `--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve`, `--only
 learn` and `--only report` do these parts by themselves: only the second needs a quiet machine, and
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
 from headstart.learn.folder import Folder
-from headstart.learn.heads import LearnedHeads
+from headstart.learn.heads import START, LearnedHeads
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
@@ -136,12 +137,12 @@ def serve(arguments: argparse.Namespace) -> None:
                  "base_states": None, "kinds": arguments.kinds}  # fmt: skip
     if found["kinds"] != arguments.kinds:
         raise SystemExit(f"{work} has requests of {found['kinds']}. Give another --work.")
+    if found["base_states"] is None:
+        found["base_states"] = prepare_base(model, folder, work / "base")
+        known.write_text(json.dumps(found))
     flags = [*arguments.flags.split(), "--learn-share", "0"]
     server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
-        if found["base_states"] is None:
-            found["base_states"] = wait_for_base(folder)
-            known.write_text(json.dumps(found))
         if len(found["before"]) != len(measured):
             before = server.ask_all(measured, arguments.max_tokens, is_kept=False)
             print("before:", {k: round(v, 3) for k, v in lengths(before).items()}, flush=True)
@@ -161,16 +162,25 @@ def serve(arguments: argparse.Namespace) -> None:
     known.write_text(json.dumps(found))
 
 
-def wait_for_base(folder: Path) -> dict[str, Any]:
-    """Until the states of the base are computed: how many there are, and seconds waited."""
-    began = time.time()
-    while not (found := status_of(folder).get("base_states", {})).get("is_done"):
-        if status_of(folder).get("state") == "ended":
-            raise SystemExit("the learner ended; the server's log says why")
-        time.sleep(1)
-    waited = time.time() - began
-    print(f"states of {found['prepared']} texts of the base after {waited:.0f} s", flush=True)
-    return {**found, "waited": waited}
+def prepare_base(model: Path, folder: Path, base: Path) -> dict[str, Any]:
+    """Let a learner compute the states of the base, as it does while it waits for texts.
+
+    Not the server's own: that one lets every other process go first, and may never come to it.
+    """
+    from headstart.learn.assembly import make_loop
+    from headstart.learn.options import LearnOptions
+    from headstart.learn.starting import open_folder
+
+    began, found = time.time(), dict[str, Any]()
+    options = LearnOptions(learn=folder, learn_base=base)
+    task = open_folder(options, str(model), None, device="cpu", dtype="auto")
+    start = Folder(folder).heads / START
+    loop = make_loop(replace(task, head=str(start)), lambda name, facts: found.update(facts))
+    while loop.turn():
+        pass
+    found["waited"] = time.time() - began
+    print(f"states of {found['prepared']} texts of the base in {found['waited']:.0f} s", flush=True)
+    return found
 
 
 def status_of(folder: Path) -> dict[str, Any]:
