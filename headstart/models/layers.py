@@ -116,8 +116,10 @@ class DecoderLayer(nn.Module):
         context: LayerContext,
         window: int | None = None,
         tokens: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`tokens` [T]: the rows' own, where they say which experts a row has."""
+        """`tokens` [T]: the rows' own, where they say which experts a row has. `rows` [N]: those
+        that go on, for which the context attends; the others are only seen by them."""
 
         def attend(row: torch.Tensor) -> Any:
             return self.attention(self.attention_norm(row), rotation, context, window)
@@ -126,6 +128,10 @@ class DecoderLayer(nn.Module):
             own = () if tokens is None else (tokens,)
             return self.mlp(self.mlp_norm(row), *own)
 
+        if rows is not None:
+            normed = self.attention_norm(x)
+            x = x[rows] + self.attention(normed, rotation, context, window, rows)
+            return x + feed(x)
         if self.attention_streams is None or self.mlp_streams is None:
             x = x + attend(x)
             x = x + feed(x)
