@@ -131,7 +131,8 @@ class DecoderLayer(nn.Module):
         if rows is not None:
             normed = self.attention_norm(x)
             x = x[rows] + self.attention(normed, rotation, context, window, rows)
-            return x + feed(x)
+            x = x + feed(x)
+            return x
         if self.attention_streams is None or self.mlp_streams is None:
             x = x + attend(x)
             x = x + feed(x)
@@ -162,8 +163,10 @@ class GatedLayer(DecoderLayer):
         context: LayerContext,
         window: int | None = None,
         tokens: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self.attention_streams is not None and self.mlp_streams is not None
+        assert rows is None, "rows of a layer with streams go on together"
         x = self.attention_streams(x, lambda row: self.attention(row, rotation, context, window))
         result = self.mlp_streams(x, self.mlp)
         assert isinstance(result, torch.Tensor)

@@ -99,8 +99,10 @@ class StreamModule(MTPModule):
         positions: torch.Tensor,
         rotary: RotaryTable,
         context: LayerContext,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """embedded [T, D], hidden [T, streams * D]."""
+        assert rows is None, "rows of a module with streams go on together"
         if self.layout.zero_embed_at_position_0:
             embedded = embedded.masked_fill((positions == 0)[:, None], 0)
         token = self.fuse_embed(self.embed_norm(embedded))
