@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from learning_kinds import Asked, requests
+from learning_kinds import USUAL, Asked, requests
 from learning_server import cpu_name
 
 from headstart.demo.unpacked import ready
@@ -118,7 +118,9 @@ def _children(pid: int) -> list[int]:
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    texts, asked = requests(arguments.texts, served=arguments.served, measured=arguments.asked)
+    texts, asked = requests(
+        arguments.texts, USUAL, served=arguments.served, measured=arguments.asked
+    )
     folder = work / f"learn-{int(time.time())}"
     if arguments.filled is not None:
         shutil.copytree(arguments.filled, folder)

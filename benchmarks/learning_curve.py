@@ -3,14 +3,17 @@
     python benchmarks/learning_curve.py --texts texts --prompts prompts.jsonl \
         --questions mt_bench.jsonl --work work --out benchmarks/results/learning_curve
 
-A server with `--learn` answers requests of three kinds (learning_kinds.py), with `--learn-share 0`,
-so that nothing is learned yet, and is stopped. Started again, it has no traffic for `--minutes`, in
-which the head learns and is swapped. Before and after, the server answers other requests of these
-kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing is kept of these.
+A learner computes the states of the base, as it does while it waits for texts. Then a server with
+`--learn` answers requests of `--kinds` (learning_kinds.py; three, unless others are given), with
+`--learn-share 0`, so that nothing is learned yet, and is stopped. Started again, it has no traffic
+for `--minutes`, in which the head learns and is swapped. Before and after, the server answers other
+requests of these kinds, whose passages it never saw, and MT-Bench's questions, with K = 3; nothing
+is kept of these.
 The curve between is the simulator's, on the same answers, for up to eight of the heads that served.
 `--learn-base` is made of `--prompts`, which are no questions of MT-Bench. `--only serve`, `--only
 learn` and `--only report` do these parts by themselves: only the second needs a quiet machine, and
-the first goes on where an earlier one ended if `--served` or `--num-base` have become larger.
+the first goes on where an earlier one ended if `--served` has become larger. `--only weak` measures
+the shipped head on twelve requests of every kind, so that weak ones can be named beforehand.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from learning_kinds import Asked, requests
+from learning_kinds import KINDS, USUAL, Asked, requests, trial
 from learning_report import MT_BENCH, write
 from learning_server import Answered, Server, cpu_name, gains, lengths
 
@@ -35,11 +38,12 @@ from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
 from headstart.learn.folder import Folder
-from headstart.learn.heads import LearnedHeads
+from headstart.learn.heads import START, LearnedHeads
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head
 _MOST_WALKED = 8  # heads of the curve
+_TRIAL = 12  # requests of each kind, to name the weak ones
 _PART = 96  # requests after which it is written down how many were served
 
 
@@ -111,7 +115,7 @@ def walked(model: Path, heads: Sequence[Path], answers: Sequence[Answered]) -> l
 def asked(arguments: argparse.Namespace) -> tuple[list[Asked], list[Asked]]:
     """Requests to serve, and to measure on."""
     served, measured = requests(
-        arguments.texts, served=arguments.served, measured=arguments.measured
+        arguments.texts, arguments.kinds, served=arguments.served, measured=arguments.measured
     )
     questions = [json.loads(line) for line in arguments.questions.read_text().splitlines()]
     measured += [Asked(MT_BENCH, q["turns"][0]) for q in questions[: arguments.num_questions]]
@@ -129,7 +133,13 @@ def serve(arguments: argparse.Namespace) -> None:
         found = json.loads(known.read_text())
     else:
         shutil.rmtree(folder, ignore_errors=True)
-        found = {"served": 0, "traffic_seconds": 0.0, "before": []}
+        found = {"served": 0, "traffic_seconds": 0.0, "before": [], "with_states": 0,
+                 "base_states": None, "kinds": arguments.kinds}  # fmt: skip
+    if found["kinds"] != arguments.kinds:
+        raise SystemExit(f"{work} has requests of {found['kinds']}. Give another --work.")
+    if found["base_states"] is None:
+        found["base_states"] = prepare_base(model, folder, work / "base")
+        known.write_text(json.dumps(found))
     flags = [*arguments.flags.split(), "--learn-share", "0"]
     server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
@@ -148,6 +158,51 @@ def serve(arguments: argparse.Namespace) -> None:
             print(f"served {found['served']} requests", flush=True)
     finally:
         server.stop()
+    found["with_states"] += status_of(folder)["collected"]["with_states"]
+    known.write_text(json.dumps(found))
+
+
+def prepare_base(model: Path, folder: Path, base: Path) -> dict[str, Any]:
+    """Let a learner compute the states of the base, as it does while it waits for texts.
+
+    Not the server's own: that one lets every other process go first, and may never come to it.
+    """
+    from headstart.learn.assembly import make_loop
+    from headstart.learn.options import LearnOptions
+    from headstart.learn.starting import open_folder
+
+    began, found = time.time(), dict[str, Any]()
+    options = LearnOptions(learn=folder, learn_base=base)
+    task = open_folder(options, str(model), None, device="cpu", dtype="auto")
+    start = Folder(folder).heads / START
+    loop = make_loop(replace(task, head=str(start)), lambda name, facts: found.update(facts))
+    while loop.turn():
+        pass
+    found["waited"] = time.time() - began
+    print(f"states of {found['prepared']} texts of the base in {found['waited']:.0f} s", flush=True)
+    return found
+
+
+def status_of(folder: Path) -> dict[str, Any]:
+    path = Folder(folder).status
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def weak(arguments: argparse.Namespace) -> None:
+    """Acceptance lengths of the shipped head, by kind, as the server counts."""
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    log, flags = arguments.work / "server.log", arguments.flags.split()
+    server = Server(ready(), None, arguments.work / "base", log, flags)
+    try:
+        asked = trial(arguments.texts, _TRIAL)
+        answers = server.ask_all(asked, arguments.max_tokens, is_kept=False)
+    finally:
+        server.stop()
+    found = lengths(answers)
+    for kind in sorted(found, key=lambda kind: found[kind]):
+        rounds = sum(answer.rounds for answer in answers if answer.kind == kind)
+        print(f"{kind:12} {found[kind]:.3f} ({rounds} rounds)", flush=True)
+    (arguments.work / "weak.json").write_text(json.dumps([asdict(answer) for answer in answers]))
 
 
 def learn(arguments: argparse.Namespace) -> None:
@@ -170,7 +225,7 @@ def learn(arguments: argparse.Namespace) -> None:
         swaps = watch(folder, seen, arguments.minutes)
     finally:
         server.stop()
-    status = json.loads((folder / "status.json").read_text())
+    status = status_of(folder)
     server = Server(*parts, [*flags, "--learn-share", "0"])
     try:
         after = server.ask_all(measured, arguments.max_tokens, is_kept=False)
@@ -200,6 +255,8 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "minutes": arguments.minutes, "served": found["served"], "measured": len(before),
         "max_tokens": arguments.max_tokens, "traffic_seconds": found["traffic_seconds"],
+        "kinds": found["kinds"], "base_states": found["base_states"],
+        "with_states": found["with_states"],
         "base": Dataset.open(work / "base").header.counts,
         "same_texts": sum(a.answer == b.answer for a, b in zip(before, after, strict=True)),
         "before": lengths(before), "after": lengths(after), "gains": gains(before, after),
@@ -209,7 +266,8 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
         "cpu": cpu_name(), "cores": os.cpu_count(), "python": sys.version.split()[0],
         "command": "python benchmarks/learning_curve.py " + " ".join(
             f"--{k.replace('_', '-')} {v}" for k, v in (
-                ("served", arguments.served), ("measured", arguments.measured),
+                ("kinds", " ".join(arguments.kinds)), ("served", arguments.served),
+                ("measured", arguments.measured),
                 ("num_questions", arguments.num_questions), ("num_base", arguments.num_base),
                 ("max_tokens", arguments.max_tokens), ("minutes", f"{arguments.minutes:g}"))
         ),
@@ -226,6 +284,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("texts", "prompts", "questions", "work", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(USUAL))
     parser.add_argument("--served", type=int, default=80, help="requests of each kind")
     parser.add_argument("--measured", type=int, default=24, help="requests of each kind")
     parser.add_argument("--num-questions", type=int, default=80)
@@ -233,8 +292,10 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--flags", default="--weights int8", help="more options of the server")
-    parser.add_argument("--only", choices=("serve", "learn", "report"), help="a part of it")
+    parser.add_argument("--only", choices=("weak", "serve", "learn", "report"), help="a part of it")
     arguments = parser.parse_args()
+    if arguments.only == "weak":
+        weak(arguments)
     if arguments.only in (None, "serve"):
         serve(arguments)
     if arguments.only in (None, "learn"):

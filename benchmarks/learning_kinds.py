@@ -1,9 +1,10 @@
-"""Requests of three kinds that the demo's head is weak at, made of documentation texts.
+"""Requests of several kinds that the demo's head may be weak at, made of documentation texts.
 
-Each passage (a paragraph of English prose in an HTML file) is used once: for one kind, and either
-served or measured. Manuals repeat themselves, so nothing is measured that shares more than a fifth
-of its runs of eight words with what is served. The texts of the third results page came from five
-Debian 12 packages, 8363 passages (those of the first from all but the last):
+Each kind has an opening of three words of its own, which is how a server tells kinds apart. Each
+passage (a paragraph of English prose in an HTML file) is used once: for one kind, and either served
+or measured. Manuals repeat themselves, so nothing is measured that shares more than a fifth of its
+runs of eight words with what is served. The texts of the third results page came from five Debian
+12 packages, 8363 passages (those of the first from all but the last):
 
     apt-get download debian-handbook debian-faq developers-reference debian-history \\
         postgresql-doc-15
@@ -14,16 +15,28 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-KINDS = {  # named before the measurement; a trial of minutes had seen them
+KINDS = {
     "summary": "Summarize this passage in two sentences:\n\n{}",
     "translation": "Translate this passage into French:\n\n{}",
     "question": "Read the passage, then answer the question.\n\nPassage: {}\n\nQuestion: What is "
     "the passage about, and what does it say the reader should do?",
+    "spanish": "Put this passage into Spanish:\n\n{}",
+    "german": "Say this in German:\n\n{}",
+    "keywords": "List ten keywords of this passage, one on each line:\n\n{}",
+    "title": "Write a title and a summary in one line for this passage:\n\n{}",
+    "bullets": "Turn this passage into bullet points:\n\n{}",
+    "quiz": "Make three quiz questions, each with its answer, from this passage:\n\n{}",
+    "help": "Rewrite this passage as the help text of a command-line tool:\n\n{}",
+    "plain": "Explain this passage in plain words, for somebody new to computers:\n\n{}",
+    "facts": "Extract the facts of this passage as a JSON object:\n\n{}",
+    "mail": "Tell a colleague what this passage says, in a short e-mail:\n\n{}",
 }
+USUAL = ("summary", "translation", "question")  # named before the first measurement
 _SHORTEST, _LONGEST = 180, 560  # characters of a passage
 
 
@@ -67,16 +80,25 @@ def passages(texts: Path) -> list[str]:
     return result
 
 
-def requests(texts: Path, *, served: int, measured: int) -> tuple[list[Asked], list[Asked]]:
+def trial(texts: Path, number: int) -> list[Asked]:
+    """So many of each kind that there is, whose passages `requests` uses last of all."""
+    found = passages(texts)[: number * len(KINDS)]
+    forms = [*KINDS.items()] * number
+    return [Asked(kind, form.format(own)) for (kind, form), own in zip(forms, found, strict=False)]
+
+
+def requests(
+    texts: Path, kinds: Sequence[str], *, served: int, measured: int
+) -> tuple[list[Asked], list[Asked]]:
     """So many of each kind to serve, and at most so many to measure on."""
     found = passages(texts)
-    needed = (served + measured) * len(KINDS)
+    needed = (served + measured) * len(kinds)
     if len(found) < needed:
         raise SystemExit(f"{texts} has {len(found)} passages; {needed} are needed.")
     chosen = [found.pop() for _ in range(needed)]
-    cut = measured * len(KINDS)
+    cut = measured * len(kinds)
     known = set[str]().union(*map(_runs, chosen[cut:]))
-    forms = [*KINDS.items()]
+    forms = [(kind, KINDS[kind]) for kind in kinds]
     parts: tuple[list[Asked], list[Asked]] = ([], [])
     for number, passage in enumerate(chosen):
         kind, form = forms[number % len(forms)]

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from learning_kinds import KINDS
-
 MT_BENCH = "MT-Bench"
 
 
@@ -17,7 +15,7 @@ def write(result: dict[str, Any], out: Path) -> None:
 
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    kinds = [*KINDS, MT_BENCH]
+    kinds = list(result["before"])
     page = Page("Learning while serving", f"{result['cpu']}, {result['cores']} cores")
     page.line_chart(
         "Acceptance length at K = 3 on requests that were never served",
@@ -37,7 +35,10 @@ def write(result: dict[str, Any], out: Path) -> None:
         f"{result['measured']} measured ones, answers of at most {result['max_tokens']} tokens, "
         "greedy, K = 3, whole vocabulary.",
         f"Base: {result['base']['train']['records']} answers mixed in, "
-        f"{result['base']['heldout']['records']} held out.",
+        f"{result['base']['heldout']['records']} held out; states of "
+        f"{result['base_states']['prepared']} computed before the first request, in "
+        f"{result['base_states']['waited']:.0f} s. {result['with_states']} served texts with the "
+        "states that the server had at hand.",
         f"{result['minutes']:g} minutes of learning without traffic: "
         f"{result['learner']['steps']} steps, {result['learner']['swaps']} swaps, "
         f"{result['learner']['rollbacks']} rollbacks. Texts before and after: "

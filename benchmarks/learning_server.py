@@ -35,14 +35,17 @@ class Answered:
 
 
 class Server:
-    """`headstart serve` with `--learn`, in a process of its own."""
+    """`headstart serve`, with `--learn` where a folder is given, in a process of its own."""
 
-    def __init__(self, model: Path, folder: Path, base: Path, log: Path, flags: Sequence[str]):
+    def __init__(
+        self, model: Path, folder: Path | None, base: Path, log: Path, flags: Sequence[str]
+    ):
         self._log = log.open("a", encoding="utf-8")
+        learn = [] if folder is None else ["--learn", str(folder), "--learn-base", str(base)]
         command = python_command(
-            "headstart", "serve", str(model), "--port", "0", "--learn", str(folder),
-            "--learn-base", str(base), "--speculate", "3", "--max-running-requests", "16",
-            "--max-model-len", "2048", "--no-prefix-caching", *flags,
+            "headstart", "serve", str(model), "--port", "0", *learn, "--speculate", "3",
+            "--max-running-requests", "16", "--max-model-len", "2048", "--no-prefix-caching",
+            *flags,
         )  # fmt: skip
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.url = self._wait()

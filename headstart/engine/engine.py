@@ -21,6 +21,7 @@ from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import Grammar
 from headstart.engine.groups import Groups
+from headstart.engine.kept_states import KeptStates
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.output import Result, Update
 from headstart.engine.request import Admission, Asked, State
@@ -166,8 +167,12 @@ class Engine:
     def submit(
         self, asked: Asked, *, request_id: str | None = None, priority: int = 0,
         grammar: Grammar | None = None, cache_salt: str | None = None, is_claimed: bool = False,
+        keeps_states: bool = False,
     ) -> str:  # fmt: skip
-        """Queue what `read` gave; returns its id."""
+        """Queue what `read` gave; returns its id.
+
+        keeps_states: hand out the trunk's states with the result, where the host sees them.
+        """
         group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
@@ -175,6 +180,9 @@ class Engine:
             group, asked, arrival=self._arrivals, priority=priority, grammar=grammar,
             cache_salt=cache_salt,
         )  # fmt: skip
+        if keeps_states and (kind := self.loop.state_kind) is not None:
+            for request in requests:
+                request.kept_states = KeptStates(kind)
         self._arrivals += len(requests)
         self._groups.open(group, requests, is_claimed=is_claimed)
         self.scheduler.add(requests[0], requests[1:])

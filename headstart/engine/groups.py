@@ -130,4 +130,5 @@ def _completion(request: Request) -> Completion:
         logprobs=request.logprobs if request.params.logprobs is not None else None,
         stats=request.stats,
         error=request.error,
+        states=request.kept_states,
     )

@@ -23,6 +23,7 @@ from headstart.engine.rounds import GivenCopies, Rounds
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.stats import EngineStats, StepTimes
 from headstart.engine.verifier import Verdict, verify
+from headstart.models.unroll import StateKind
 
 
 class Loop:
@@ -93,6 +94,13 @@ class Loop:
             works, logits = self.rounds.enter(works, logits)
         draft_probs = self.sources.probs if self.sources is not None else None
         return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
+
+    @property
+    def state_kind(self) -> StateKind | None:
+        """Which of the trunk's states requests can keep; None where the host does not see them."""
+        is_seen = self.rounds is None and self.backend.device.type == "cpu"
+        head = self.backend.head if is_seen and self.drafter is not None else None
+        return None if head is None else head.layout.trunk_hidden
 
     # Rounds on the device
 
@@ -206,6 +214,8 @@ class Loop:
         request.num_computed = work.start + valid
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
+        if request.kept_states is not None:
+            request.kept_states.read(work.start, rows[:valid])
         if self.sources is not None and verdict is None:
             self.sources.copies.read(request, request.num_computed)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
@@ -306,7 +316,7 @@ class Loop:
 
     def abort(self, request: Request) -> None:
         """End a request now; its memory is free at once."""
-        request.finish_reason = "abort"
+        request.finish_reason, request.kept_states = "abort", None
         self._close(request)
         self.stats.aborted += 1
 

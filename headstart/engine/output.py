@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from headstart.engine.kept_states import KeptStates
 from headstart.engine.request import FinishReason, Origin, Request
 from headstart.engine.stats import EngineStats, RequestStats
 from headstart.engine.verifier import Verdict
@@ -29,6 +30,7 @@ class Completion:
     logprobs: list[TokenLogprob] | None
     stats: RequestStats
     error: str | None = None  # of a request that ended with finish_reason "error"
+    states: KeptStates | None = None  # the trunk's, where `submit` was asked to keep them
 
 
 @dataclass

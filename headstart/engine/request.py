@@ -19,6 +19,7 @@ from torch import Tensor
 from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import Detokenizer, PromptReader
 from headstart.engine.grammar import Grammar, GuardedGrammar
+from headstart.engine.kept_states import KeptStates
 from headstart.engine.kv_cache import root_digest
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.prompt_scores import PromptScores
@@ -91,6 +92,7 @@ class Request:
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_scores: PromptScores | None = None  # of the first sample, where they are asked for
+    kept_states: KeptStates | None = None  # of the trunk, where they are asked for
     text: Detokenizer | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +21,12 @@ from headstart.learn.heads import LearnedHeads
 from headstart.learn.known import NAME as KNOWN
 from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
+from headstart.learn.state_files import BASE, StateWriter, remove_bases
 from headstart.learn.store import Store
 from headstart.learn.vocabs import served_vocab
 from headstart.models.build import resolve_device
 from headstart.train.options import TrainOptions, changed, resolve
+from headstart.train.states.source import fingerprint
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -66,8 +69,11 @@ def _multiplies_bf16() -> bool:
     return bool(found.get("avx512_bf16") or found.get("amx_bf16"))
 
 
-def make_loop(task: Task, tell: Tell) -> LearningLoop:
-    """Load everything; errors say what is wrong with what was given."""
+def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
+    """Load everything; errors say what is wrong with what was given.
+
+    waits: texts may come later, and states of the base are computed meanwhile.
+    """
     folder = Folder(Path(task.folder))
     checkpoint = open_runnable(local_folder(task.model), "Give its model, not a head.")
     options = learning_options(task.overrides, device=task.device, dtype=task.dtype)
@@ -79,13 +85,26 @@ def make_loop(task: Task, tell: Tell) -> LearningLoop:
         checkpoint, head, options, state_bytes=_STATE_BYTES,
         draft_vocab=None if vocab is None else vocab.ids, warm_up=task.warm_up,
     )  # fmt: skip
+    name = base_name(base)
+    remove_bases(folder, name)
+    writer = StateWriter(folder, name, task.max_bytes) if name is not None else None
+    training.use_states(folder, writer)
     store = Store(folder.texts, task.max_bytes)
     assert options.batch_tokens is not None
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
         batch_tokens=options.batch_tokens, least_seconds=task.least_seconds, vocab=vocab,
         known=KnownWalks(folder.heads / KNOWN),
+        ahead=[*base.heldout, *base.train] if waits else (),
     )  # fmt: skip
+
+
+def base_name(base: Base) -> str | None:
+    """Of files of its states: another one where a text is another. None where there is no base."""
+    records = [*base.train, *base.heldout]
+    if not records:
+        return None
+    return f"{BASE}-{hashlib.sha256(fingerprint(records).encode()).hexdigest()[:12]}"
 
 
 def read_base(path: Path | None, checkpoint: Checkpoint) -> Base:

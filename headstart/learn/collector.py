@@ -1,7 +1,8 @@
 """Takes served answers off the engine's thread, and writes them to disk in one of its own.
 
-Between two writes at most so many answers of a kind are held, drawn evenly from all that came. A
-disk that is full costs texts, never an answer.
+Between two writes at most so many answers of a kind are held, drawn evenly from all that came. The
+trunk's states go with them where there are any and there is room. A disk that is full costs states
+and texts, never an answer.
 """
 
 from __future__ import annotations
@@ -10,19 +11,25 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headstart.files import write_whole
+from headstart.learn.appending import size_of
 from headstart.learn.folder import Folder
+from headstart.learn.state_files import SERVED, StateWriter
 from headstart.learn.store import TextWriter
 from headstart.learn.texts import Text
+
+if TYPE_CHECKING:
+    from headstart.engine.kept_states import KeptStates
 
 _log = logging.getLogger("headstart.learn")
 _WRITE_SECONDS = 5.0
 _MOST_OF_KIND = 256  # answers of one kind between two writes
 _MOST_KINDS = 64
+_MOST_STATE_BYTES = 1 << 28  # of states that are held between two writes
 _OVERFULL = 1.25  # of the space: the learner has not thinned out, so nothing is added
 _SAY_SECONDS = 600.0
 
@@ -36,6 +43,13 @@ class Collected:
     num_bytes: int = 0
     passed_over: int = 0  # more came than is held between two writes
     lost: int = 0  # could not be written
+    with_states: int = 0  # texts
+
+
+@dataclass(frozen=True)
+class _Held:
+    make: Callable[[], Text]
+    states: KeptStates | None
 
 
 class Collector:
@@ -44,8 +58,10 @@ class Collector:
     def __init__(self, folder: Folder, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
         self._writer = TextWriter(folder.texts)
+        self._state_writer = StateWriter(folder, SERVED, max_bytes)
         self._lock = threading.Lock()
-        self._held: dict[str, list[Callable[[], Text]]] = {}
+        self._held: dict[str, list[_Held]] = {}
+        self._state_bytes = 0  # that came since the last write
         self._seen: dict[str, int] = {}
         self._rng = random.Random()
         self._end = threading.Event()
@@ -56,20 +72,24 @@ class Collector:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, kind: str, make: Callable[[], Text]) -> None:
+    def offer(self, kind: str, make: Callable[[], Text], states: KeptStates | None = None) -> None:
         """`make` is called later, in the collector's thread."""
         with self._lock:
+            if states is not None:
+                self._state_bytes += states.num_bytes
+            has_room = self._state_bytes <= _MOST_STATE_BYTES
+            new = _Held(make, states if has_room else None)
             if kind not in self._held and len(self._held) >= _MOST_KINDS:
                 kind = next(iter(self._held))
             held = self._held.setdefault(kind, [])
             seen = self._seen[kind] = self._seen.get(kind, 0) + 1
             if len(held) < _MOST_OF_KIND:
-                held.append(make)
+                held.append(new)
                 return
             self.counts.passed_over += 1
             place = self._rng.randrange(seen)  # each of those seen stays with the same chance
             if place < _MOST_OF_KIND:
-                held[place] = make
+                held[place] = new
 
     def close(self) -> None:
         """Write what is held."""
@@ -81,7 +101,9 @@ class Collector:
         """Write what is held; by the collector's thread."""
         with self._lock:
             held, self._held, self._seen = self._held, {}, {}
-        texts = [make() for part in held.values() for make in part]
+            self._state_bytes = 0
+        taken = [each for part in held.values() for each in part]
+        texts = [each.make() for each in taken]
         if not texts:
             return
         try:
@@ -96,6 +118,20 @@ class Collector:
             return
         self.counts.texts += len(texts)
         self.counts.tokens += sum(len(text.prompt) + len(text.answer) for text in texts)
+        self._write_states(zip(texts, taken, strict=True))
+
+    def _write_states(self, written: Iterable[tuple[Text, _Held]]) -> None:
+        """Texts come first: states take what these leave of the room, and of the disk."""
+        try:
+            self._state_writer.make_room()
+            for text, held in written:
+                num_tokens = len(text.prompt) + len(text.answer)
+                states = None if held.states is None else held.states.of(num_tokens)
+                if held.states is not None and states is not None:
+                    added = self._state_writer.add(text.id, held.states.kind, states)
+                    self.counts.with_states += added > 0
+        except OSError as error:
+            self._say(f"states of texts are not kept: {error.strerror} ({self._folder.states})")
 
     def _used_bytes(self) -> int:
         return sum(size_of(path) for path in self._folder.texts.glob("*.jsonl"))
@@ -111,20 +147,13 @@ class Collector:
             self._guarded_flush()
         self._guarded_flush()
         self._writer.close()
+        self._state_writer.close()
 
     def _guarded_flush(self) -> None:
         try:
             self.flush()
         except Exception:
             _log.exception("learning: texts could not be written; serving goes on")
-
-
-def size_of(path: Path) -> int:
-    """0 for a file that is gone meanwhile."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def write_status(folder: Folder, text: str) -> None:

@@ -19,7 +19,11 @@ It belongs to a Headstart server that was started with --learn. The server keeps
 texts/   What it was asked and what it answered, as token ids, which anyone with the model's
          tokenizer can turn back into text. Of each: prompt, answer, the first words of the
          prompt (its kind), time, and how it was sampled. No names, keys or addresses of clients.
-         At most {gigabytes:g} GB: of more, a sample that is even over time and kinds is kept.
+         At most {gigabytes:g} GB with states/: of more, a sample that is even over time and kinds
+         is kept.
+states/  What the model computes inside for these texts (its trunk's states), which saves computing
+         it again. Texts may be guessed from it: it is as private as they are. It is removed first
+         where room is short, and may outlast a text that was dropped from the sample.
 heads/   Heads that were tuned on these texts, and how good they were. A head is weights. Like
          any model it may have learned something of what it was tuned on.
 status.json   Numbers that `headstart learn status` shows.
@@ -30,6 +34,7 @@ Requests with {{"headstart": {{"learn": false}}}} are not kept, nor those of key
 To remove the texts:           headstart learn forget FOLDER       (learned heads remain)
 To remove the heads as well:   headstart learn forget FOLDER --heads
 """
+STATES = ".states"  # how names of files with states end
 _WORDS_NAME = "WHAT-IS-KEPT.txt"
 
 
@@ -39,6 +44,7 @@ class Folder:
     def __init__(self, path: Path):
         self.path = path
         self.texts, self.heads = path / "texts", path / "heads"
+        self.states = path / "states"
         self.status = path / "status.json"
         self.words = path / _WORDS_NAME
         self.record = self.heads / "heads.json"
@@ -55,7 +61,7 @@ class Folder:
                 "a new folder, or one that an earlier server learned in."
             )
         try:
-            for folder in (self.texts, self.heads):
+            for folder in (self.texts, self.states, self.heads):
                 folder.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)  # it holds what clients wrote
             write_whole(self.words, WORDS.format(gigabytes=gigabytes).encode())
@@ -90,15 +96,17 @@ class Folder:
 
 
 def forget(folder: Folder, *, heads: bool) -> str:
-    """Remove what was collected, and learned heads where asked; says what was removed."""
+    """Remove texts and their states, and learned heads where asked; says what was removed."""
     folder.check()
     with folder.lock():
-        texts = list(folder.texts.iterdir()) if folder.texts.is_dir() else []
-        num_bytes = sum(path.stat().st_size for path in texts)
-        for path in texts:
+        files = [
+            path for own in (folder.texts, folder.states) if own.is_dir() for path in own.iterdir()
+        ]
+        num_bytes = sum(path.stat().st_size for path in files)
+        for path in files:
             path.unlink()
         folder.status.unlink(missing_ok=True)
-        said = f"removed {len(texts)} files of texts ({num_bytes / 1e6:.1f} MB)"
+        said = f"removed {len(files)} files of texts and states ({num_bytes / 1e6:.1f} MB)"
         kept = [path for path in folder.heads.glob("*") if path.is_dir()]
         if heads:
             shutil.rmtree(folder.heads)

@@ -33,6 +33,7 @@ _RECENT, _FEW_RECENT = 128, 64  # held-out answers that heads are compared on, n
 # Of the base, or older ones. A loss of a per cent is to be told from none (docs/lab-log.md).
 NUM_BASE = 192
 _REFRESH_SECONDS = 1.0
+_AHEAD_TOKENS = 1024  # of the base, whose states are computed in one turn
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
 _LOWEST_RATE = 1 / 16  # of the first; below it learning rests until there is more to learn
@@ -54,10 +55,11 @@ class LearningLoop:
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
         tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 60.0,
         vocab: DraftVocab | None = None, known: KnownWalks | None = None,
-        clock: Callable[[], float] = time.process_time,
+        ahead: Sequence[Record] = (), clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
         """out: where the next head goes. least_seconds: of training between two checks. vocab: that
-        is served. known: of the first head. clock: of the work that is done, not of waiting."""
+        is served. known: of the first head. ahead: whose states are computed while there is nothing
+        to learn. clock: of the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
@@ -74,6 +76,8 @@ class LearningLoop:
         self._new_at_rest = 0  # texts that came since then
         self._seen: set[int] = set()  # tokens of all answers
         self._count_tokens(base.train)
+        self._ahead = list(ahead)[::-1]
+        self._num_ahead, self._prepared, self._ahead_seconds = len(self._ahead), 0, 0.0
         self._offered: Path | None = None
         self._offered_share = 1.0  # of the way to the learned head
 
@@ -84,10 +88,11 @@ class LearningLoop:
         return few or self._texts_at_rest is not None or self._offered is not None
 
     def turn(self) -> bool:
-        """One piece of work: a step, or a check; False if there is nothing to do."""
+        """One piece of work: a step, a check, or something that will be needed while there is
+        nothing to learn; False if there is nothing to do."""
         self._refresh()
         if self.is_waiting:
-            return False
+            return self._offered is None and self._prepare_base()
         if self._is_check_due:
             self._check()
         else:
@@ -133,6 +138,26 @@ class LearningLoop:
         if rested is not None and self._new_at_rest > _WAKING * rested:
             self._texts_at_rest, self._rate_share = None, 1.0
             self._steering.begin_anew()
+
+    def _prepare_base(self) -> bool:
+        """States of a few texts of the base: it is the time for what will be needed anyway."""
+        if not self._ahead:
+            return False
+        started, tokens = self._clock(), 0
+        part: list[Record] = []
+        while self._ahead and tokens < _AHEAD_TOKENS:
+            part.append(self._ahead.pop())
+            tokens += len(part[-1].ids)
+        has_room = self._training.prepare(part)
+        self._ahead_seconds += self._clock() - started
+        self._prepared += len(part) if has_room else 0
+        if not has_room:
+            self._ahead.clear()
+        self._tell("base", {
+            "prepared": self._prepared, "of": self._num_ahead, "is_done": not self._ahead,
+            "seconds": self._ahead_seconds,
+        })  # fmt: skip
+        return True
 
     def _count_tokens(self, records: Iterable[Record]) -> None:
         for record in records:

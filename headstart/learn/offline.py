@@ -66,7 +66,7 @@ def learn_offline(task: Task, minutes: float, say: Callable[[str], None]) -> Out
     with folder.lock():
         heads = LearnedHeads(folder)
         serving = START if heads.serving is None else heads.serving.name
-        loop = make_loop(replace(task, head=str(heads.path(serving))), tell)
+        loop = make_loop(replace(task, head=str(heads.path(serving))), tell, waits=False)
         began = time.monotonic()
         while time.monotonic() - began < 60 * minutes and not told["rests"]:
             if not loop.turn() and told["offer"] is None and not told["rests"]:

@@ -19,7 +19,7 @@ class LearnOptions:
         metadata={"help": "collect prompts and answers in this folder, and tune the head on them"},
     )
     learn_gigabytes: float = field(
-        default=1.0, metadata={"help": "most disk space for collected texts"}
+        default=1.0, metadata={"help": "most disk space for collected texts and their states"}
     )
     learn_share: float = field(
         default=0.1,

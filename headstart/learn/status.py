@@ -7,8 +7,8 @@ from typing import Any
 
 from headstart.documents import parse_json
 from headstart.files import read_plain
-from headstart.learn.collector import size_of
-from headstart.learn.folder import Folder
+from headstart.learn.appending import size_of
+from headstart.learn.folder import STATES, Folder
 from headstart.learn.heads import LearnedHead, LearnedHeads
 
 
@@ -16,6 +16,7 @@ def status(folder: Folder) -> dict[str, Any]:
     """ConfigError for a folder that is none of `--learn`."""
     folder.check()
     files = list(folder.texts.glob("*.jsonl"))
+    states = list(folder.states.glob(f"*{STATES}"))
     heads = LearnedHeads(folder)
     try:
         found = parse_json(read_plain(folder.status))
@@ -24,6 +25,7 @@ def status(folder: Folder) -> dict[str, Any]:
     return {
         "folder": str(folder.path), "files": len(files),
         "bytes": sum(size_of(path) for path in files),
+        "state_bytes": sum(size_of(path) for path in states),
         "serving": heads.serving.name if heads.serving else "start",
         "heads": [vars(head) for head in heads.heads],
         "server": found if isinstance(found, dict) else {},
@@ -34,7 +36,8 @@ def lines(folder: Folder) -> list[str]:
     """The same for people."""
     found = status(folder)
     server, heads = found["server"], LearnedHeads(folder).heads
-    result = [f"texts     {found['files']} files, {found['bytes'] / 1e6:.1f} MB"]
+    sizes = found["bytes"] / 1e6, found["state_bytes"] / 1e6
+    result = [f"texts     {found['files']} files, {sizes[0]:.1f} MB; states {sizes[1]:.1f} MB"]
     if server:
         age = max(0.0, time.time() - float(server.get("written", 0)))
         result += [

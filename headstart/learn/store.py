@@ -7,15 +7,13 @@ moment loses at most the texts that were not written yet; a text that is in two 
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from headstart.files import write_whole
+from headstart.learn.appending import Appender, number_of
 from headstart.learn.texts import read_line
 
 if TYPE_CHECKING:
@@ -24,70 +22,19 @@ if TYPE_CHECKING:
 
 Name = TypeVar("Name")
 _FILE_BYTES = 4 << 20
-_FILE_SECONDS = 600.0
 _FULL, _THINNED = 1.0, 0.8  # of the space: when texts are thinned out, and to how much
 _PERIODS = 16  # spans of time that a kind's texts are spread over
 
 
-class TextWriter:
+class TextWriter(Appender):
     """Appends texts; belongs to one thread of the server. OSError where the disk does not take."""
 
     def __init__(self, folder: Path):
-        self._folder = folder
-        self._file: FileIO | None = None
-        self._opened = 0.0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        super().__init__(folder, "served", ".jsonl", _FILE_BYTES)
 
     def add(self, texts: Iterable[Text]) -> int:
         """Write texts, and let the system have them; returns bytes."""
-        data = b"".join(text.line() for text in texts)
-        if not data:
-            return 0
-        file = self._current()
-        start = file.tell()
-        try:
-            _write_all(file, data)
-        except OSError:
-            self._cut(file, start)
-            raise
-        return len(data)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _current(self) -> FileIO:
-        file = self._file
-        if file is not None and (
-            file.tell() > _FILE_BYTES or time.monotonic() - self._opened > _FILE_SECONDS
-        ):
-            os.fsync(file.fileno())
-            self.close()
-        if self._file is None:
-            number = 1 + max((number_of(path) for path in self._folder.glob("served-*")), default=0)
-            # Unbuffered: what `write` has returned for is the system's, whatever kills us.
-            self._file = open(self._folder / f"served-{number:08d}.jsonl", "xb", buffering=0)  # noqa: SIM115
-            self._opened = time.monotonic()
-        return self._file
-
-    def _cut(self, file: FileIO, length: int) -> None:
-        """Take back half a batch, so that the next one does not begin inside a line."""
-        try:
-            file.truncate(length)
-            file.seek(length)
-        except OSError:
-            self.close()  # the next batch goes into a file of its own
-
-
-def _write_all(file: FileIO, data: bytes) -> None:
-    while data:
-        data = data[file.write(data) :]
+        return self.append([b"".join(text.line() for text in texts)])
 
 
 @dataclass(eq=False)
@@ -220,8 +167,3 @@ def _periods(texts: dict[str, KeptText]) -> dict[int, dict[str, KeptText]]:
 
 def _bytes(texts: dict[str, KeptText]) -> int:
     return sum(text.num_bytes for text in texts.values())
-
-
-def number_of(path: Path) -> int:
-    digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else 0

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headstart.errors import first_line
 from headstart.learn.certainty import Walked
@@ -28,6 +28,9 @@ from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.texts import Text
 from headstart.learn.vocabs import FILE
+
+if TYPE_CHECKING:
+    from headstart.engine.kept_states import KeptStates
 
 _log = logging.getLogger("headstart.learn")
 _JUDGE_SECONDS = 5.0
@@ -69,6 +72,7 @@ class Learning:
             "steps": 0, "seconds": 0.0, "trained_tokens": 0, "checks": 0, "swaps": 0,
             "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "by_kind": {},
             "state": "starting", "reason": "", "loss": None, "curve": [],
+            "base_states": {},
         }  # fmt: skip
 
     @property
@@ -119,9 +123,12 @@ class Learning:
         """The kind of a request, by its prompt as it was given; for the event loop."""
         return self._kinds.kind_of(prompt)
 
-    def finished(self, kind: str, walked: Walked, make: Callable[[], Text]) -> None:
-        """An answer that a client got whole."""
-        self.collector.offer(kind, make)
+    def finished(
+        self, kind: str, walked: Walked, make: Callable[[], Text],
+        states: KeptStates | None = None,
+    ) -> None:  # fmt: skip
+        """An answer that a client got whole, with the trunk's states where the engine kept them."""
+        self.collector.offer(kind, make, states)
         self._live.observe(walked)
 
     def close(self) -> None:
@@ -162,6 +169,11 @@ class Learning:
             _log.info("learning: the learner is ready and takes %.2f GB", event["bytes"] / 1e9)
         elif name == "texts":
             numbers.update({key: event[key] for key in ("train", "heldout", "bytes")})
+        elif name == "base":
+            numbers["base_states"] = event
+            if event["is_done"]:
+                _log.info("learning: states of %d of %d texts of the base are at hand (%.0f s)",
+                          event["prepared"], event["of"], event["seconds"])  # fmt: skip
         elif name == "step":
             numbers["state"] = "learning"
             numbers.update(steps=event["steps"], loss=event["loss"])

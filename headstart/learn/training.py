@@ -20,6 +20,7 @@ from headstart.errors import HeadstartError
 from headstart.heads.formats import open_head
 from headstart.heads.head import dequantize
 from headstart.learn.certainty import Walked, counted
+from headstart.learn.state_files import StateWriter, StoredStates
 from headstart.learn.states import RememberedStates
 from headstart.models.loading import load_head
 from headstart.models.mtp import MTPHead
@@ -38,6 +39,7 @@ from headstart.train.validation import walked
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
+    from headstart.learn.folder import Folder
 
 _WHOLE_BELOW, _FEWEST_TAUGHT = 16384, 8192  # tokens of a vocabulary
 _MEMORY = 0.99  # of the mean over steps: about the newest hundred count
@@ -74,6 +76,16 @@ class HeadTraining:
         self.num_steps = 0
         self._since_reset = 0
 
+    def use_states(self, folder: Folder, base: StateWriter | None) -> None:
+        """Read states of texts from there, and write those of the base that are computed ahead."""
+        frozen = self.frozen
+        width = frozen.built.config.state_size(frozen.source.family.layout)
+        self._source.use_disk(StoredStates(folder.states, frozen.kind, width), base)
+
+    def prepare(self, records: Sequence[Record]) -> bool:
+        """Have states of these at hand before they are learned; False where there is no room."""
+        return self._source.prepare(self._fitting(records))
+
     def learn_tokens(self, seen: Set[int]) -> None:
         """Compute losses over a part of the vocabulary, where all of it would take too long.
 
@@ -99,7 +111,7 @@ class HeadTraining:
 
     def step(self, records: Sequence[Record], rate: float) -> float:
         """One step of the optimiser; returns the loss. NotFinite leaves the weights as they are."""
-        kept = fit(records, self.options.max_len, self.options.long_records or "cut").records
+        kept = self._fitting(records)
         if not kept:
             return math.nan
         self._use(self._learner, self._taught_heads)
@@ -188,6 +200,9 @@ class HeadTraining:
         newest = 1 - min(_MEMORY, count / (count + 9))
         for name, parameter in self._mean.parameters.items():
             parameter.lerp_(self._learner.parameters[name], newest)
+
+    def _fitting(self, records: Sequence[Record]) -> list[Record]:
+        return fit(records, self.options.max_len, self.options.long_records or "cut").records
 
     def _prepare(self, row: Row) -> Batch:
         frozen = self.frozen

@@ -76,10 +76,13 @@ def _tokens_left(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor
 
 
 class Passage:
-    """A causal pass over all rows of all documents; keeps the keys and values it saw last."""
+    """A causal pass over all rows of all documents; keeps the keys and values it saw last.
 
-    def __init__(self, documents: Documents):
-        self.documents = documents
+    rows [N], ascending: the only ones for which `attend` says what they see.
+    """
+
+    def __init__(self, documents: Documents, rows: torch.Tensor | None = None):
+        self.documents, self._rows = documents, rows
         self.k: torch.Tensor | None = None
         self.v: torch.Tensor | None = None
         self.entries: torch.Tensor | None = None
@@ -93,7 +96,9 @@ class Passage:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.k, self.v = k, v
-        return causal_attention(q, k, v, self.documents.lengths, window, sinks).flatten(1)
+        return causal_attention(
+            q, k, v, self.documents.lengths, window, sinks, rows=self._rows
+        ).flatten(1)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         self.entries = new
@@ -129,21 +134,13 @@ class Chain:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self._passage.k is not None and self._passage.v is not None
-        self._own.append((self._among_all(k), self._among_all(v)))
-        result = chained_attention(
-            self._among_all(q), self._passage.k, self._passage.v,
+        self._own.append((k, v))
+        return chained_attention(
+            q, self._passage.k, self._passage.v,
             torch.stack([key for key, _ in self._own]),
             torch.stack([value for _, value in self._own]),
-            self._passage.documents.lengths, window, sinks,
+            self._passage.documents.lengths, window, sinks, rows=self._rows,
         ).flatten(1)  # fmt: skip
-        return result if self._rows is None else result[self._rows]
-
-    def _among_all(self, rows: torch.Tensor) -> torch.Tensor:
-        """[N, ...] -> [T, ...], zeros where a row does not go on: attention costs little."""
-        if self._rows is None:
-            return rows
-        room = rows.new_zeros(self._passage.documents.num_rows, *rows.shape[1:])
-        return room.index_copy(0, self._rows, rows)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         known = self._passage.entries

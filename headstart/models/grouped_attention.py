@@ -44,10 +44,14 @@ class Attention(nn.Module):
         rotation: Rotation,
         context: Context,
         window: int | None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+        """x [T, hidden] -> [T, hidden]; [N, hidden] where the context attends for `rows` alone."""
         q, k, v, gate = self.project(x, rotation)
-        return self.finish(x, context.attend(q, k, v, window, self.sinks), gate)
+        seen = context.attend(q, k, v, window, self.sinks)
+        if rows is not None:
+            x, gate = x[rows], None if gate is None else gate[rows]
+        return self.finish(x, seen, gate)
 
     def project(
         self, x: torch.Tensor, rotation: Rotation

@@ -116,8 +116,10 @@ class DecoderLayer(nn.Module):
         context: LayerContext,
         window: int | None = None,
         tokens: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`tokens` [T]: the rows' own, where they say which experts a row has."""
+        """`tokens` [T]: the rows' own, where they say which experts a row has. `rows` [N]: those
+        that go on, for which the context attends; the others are only seen by them."""
 
         def attend(row: torch.Tensor) -> Any:
             return self.attention(self.attention_norm(row), rotation, context, window)
@@ -126,6 +128,11 @@ class DecoderLayer(nn.Module):
             own = () if tokens is None else (tokens,)
             return self.mlp(self.mlp_norm(row), *own)
 
+        if rows is not None:
+            normed = self.attention_norm(x)
+            x = x[rows] + self.attention(normed, rotation, context, window, rows)
+            x = x + feed(x)
+            return x
         if self.attention_streams is None or self.mlp_streams is None:
             x = x + attend(x)
             x = x + feed(x)
@@ -156,8 +163,10 @@ class GatedLayer(DecoderLayer):
         context: LayerContext,
         window: int | None = None,
         tokens: torch.Tensor | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert self.attention_streams is not None and self.mlp_streams is not None
+        assert rows is None, "rows of a layer with streams go on together"
         x = self.attention_streams(x, lambda row: self.attention(row, rotation, context, window))
         result = self.mlp_streams(x, self.mlp)
         assert isinstance(result, torch.Tensor)

@@ -42,14 +42,22 @@ class MTPModule(nn.Module):
         positions: torch.Tensor,
         rotary: RotaryTable,
         context: LayerContext,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """embedded and hidden [T, D]; returns the state for the LM head and the recycled one."""
+        """embedded and hidden [T, D]; returns the state for the LM head and the recycled one.
+
+        rows [N]: the only ones whose states are wanted, where the block is a plain `DecoderLayer`.
+        """
         if self.layout.zero_embed_at_position_0:
             embedded = embedded.masked_fill((positions == 0)[:, None], 0)
         token, state = self.embed_norm(embedded), self.hidden_norm(hidden)
         first = self.layout.fuse_order == "embed_first"
         x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
-        x = self.block(x, (self.rotary or rotary).at(positions), context, self.window)
+        rotation = (self.rotary or rotary).at(positions)
+        if rows is None:
+            x = self.block(x, rotation, context, self.window)
+        else:
+            x = self.block(x, rotation, context, self.window, rows=rows)
         normed = x if self.out_norm is None else self.out_norm(self._before_norm(x))
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled
@@ -91,8 +99,10 @@ class StreamModule(MTPModule):
         positions: torch.Tensor,
         rotary: RotaryTable,
         context: LayerContext,
+        rows: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """embedded [T, D], hidden [T, streams * D]."""
+        assert rows is None, "rows of a module with streams go on together"
         if self.layout.zero_embed_at_position_0:
             embedded = embedded.masked_fill((positions == 0)[:, None], 0)
         token = self.fuse_embed(self.embed_norm(embedded))

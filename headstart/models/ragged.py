@@ -10,7 +10,7 @@ T rows, H query heads, G key/value heads, D head size, C own keys per row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 Lengths = tuple[int, ...]
 
 
-def _split(lengths: Lengths, *tensors: Tensor, axis: int = 0) -> Iterator[tuple[Tensor, ...]]:
+def _split(lengths: Sequence[int], *tensors: Tensor, axis: int = 0) -> Iterator[tuple[Tensor, ...]]:
     """One tuple of parts per document."""
     return zip(*(torch.split(t, list(lengths), axis) for t in tensors), strict=True)
 
@@ -34,11 +34,20 @@ def causal_attention(
     lengths: Lengths,
     window: int | None = None,
     sinks: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """q [T, H, D], k and v [T, G, D] -> [T, H, D]; row t sees rows up to t of its document.
 
-    sinks [H]: a further score of each head, with nothing behind it.
+    sinks [H]: a further score of each head, with nothing behind it. rows [N], ascending: the only
+    ones whose results are wanted, [N, H, D].
     """
+    if rows is not None:
+        if not _is_fused(q):
+            q = q[rows]
+            none = k.new_empty(0, *q.shape[:1], *k.shape[1:])
+            return _of_rows(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks, rows)
+        return causal_attention(q, k, v, lengths, window, sinks)[rows]
     none = k.new_empty(0, *k.shape)
     if sinks is not None:
         return _apply_dense(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks)
@@ -56,11 +65,23 @@ def chained_attention(
     lengths: Lengths,
     window: int | None = None,
     sinks: Tensor | None = None,
+    *,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """The same, plus C keys and values of each row's own: own_k and own_v [C, T, G, D].
 
-    They come after what the row sees of the document, its query beside the last of them.
+    They come after what the row sees of the document, its query beside the last of them. With
+    `rows` q, own_k and own_v have these N rows.
     """
+    if rows is not None:
+        if not _is_fused(q):
+            return _of_rows(q, k, v, own_k, own_v, lengths, window, sinks, rows)
+        size = len(k)
+        q, own_k, own_v = (
+            x.new_zeros(*x.shape[:at], size, *x.shape[at + 1 :]).index_copy(at, rows, x)
+            for x, at in ((q, 0), (own_k, 1), (own_v, 1))
+        )
+        return chained_attention(q, k, v, own_k, own_v, lengths, window, sinks)[rows]
     if window is not None or sinks is not None or v.shape != k.shape:
         return _apply_dense(q, k, v, own_k, own_v, lengths, window, sinks)
     return _apply(q, k, v, own_k, own_v, lengths)
@@ -80,6 +101,26 @@ def _apply_dense(
     shared, own = _split(n, q, k, v), _split(n, own_k, own_v, axis=1)
     parts = zip(shared, own, strict=True)
     return torch.cat([_dense(*a, *b, window=window, sinks=sinks) for a, b in parts])
+
+
+def _of_rows(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths,
+    window: int | None, sinks: Tensor | None, rows: Tensor,
+) -> Tensor:  # fmt: skip
+    """All scores of these rows in memory, and none of others."""
+    starts = torch.tensor([0, *accumulate(lengths)])
+    counts = torch.searchsorted(rows.cpu(), starts).diff().tolist()
+    parts = zip(
+        _split(lengths, k, v), _split(counts, q, rows), _split(counts, own_k, own_v, axis=1),
+        starts.tolist(), strict=False,
+    )  # fmt: skip
+    return torch.cat([
+        _dense(
+            own_q, *keys, *own, window=window, sinks=sinks, at=places - start
+        )
+        for keys, (own_q, places), own, start in parts
+        if len(places)
+    ])  # fmt: skip
 
 
 def _is_fused(q: Tensor) -> bool:
@@ -106,13 +147,18 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, *,
     window: int | None = None, sinks: Tensor | None = None, allowed: Tensor | None = None,
+    at: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """One document with all scores in memory: for what has no fused kernel."""
+    """One document with all scores in memory: for what has no fused kernel.
+
+    at [N]: the rows that q, own_k and own_v are of; all of them where it is not given.
+    """
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     own_k, own_v = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
     scores = torch.einsum("thd,shd->hts", q, k)
-    distance, ahead = _distance(q.shape[0], q.device), own_k.shape[0]
+    distance, ahead = _distance(k.shape[0], q.device), own_k.shape[0]
+    distance = distance if at is None else distance[at]
     unseen = distance < 0
     own = torch.einsum("thd,cthd->htc", q, own_k)
     if window is not None:  # a query lies `ahead` places after the row that its chain began at

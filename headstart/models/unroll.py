@@ -16,7 +16,7 @@ import torch
 from headstart.models.documents import Chain, Documents, Passage
 from headstart.models.grouped_attention import Attention
 from headstart.models.layers import DecoderLayer
-from headstart.models.mtp import MTPHead
+from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.streams import Joined
 from headstart.models.trunk import Trunk
@@ -39,8 +39,8 @@ def unroll(
     """States for the LM head, [T, D] for each depth; rows past a document's end mean nothing.
 
     embedded [T, D] are the rows' own tokens, states [T, D], or of all streams, what the head's
-    layout asks for. rows [N], without repeats: the only ones whose deeper drafts are wanted. Others
-    are zeros where a chain of its own makes that possible, which saves their work.
+    layout asks for. rows [N], ascending: the only ones whose drafts are wanted. Others are zeros
+    from the last module on where its block makes that possible, which saves their work.
     """
     positions = documents.positions(states.device)
     last = rotary.num_positions - 1
@@ -52,7 +52,9 @@ def unroll(
     for depth in range(1, num_depths + 1):
         repeats = max(0, depth - head.num_modules)
         if repeats == 0 or context == "sequence":
-            passage = Passage(documents)
+            # The modules before the last one make what it sees of every row.
+            wanted = rows if depth == head.num_modules else None
+            passage = Passage(documents, wanted)
             chain = Chain(passage, rows)
             sees: Passage | Chain = passage
         else:
@@ -62,10 +64,13 @@ def unroll(
             states if head.layout.topology == "parallel" and repeats == 0 else hidden,
             (positions + repeats).clamp_max(last),
         )
-        if rows is None or sees is passage:
+        if rows is None or (sees is passage and depth < head.num_modules):
             normed, recycled = head.module(depth)(*given, rotary, sees)
         else:
-            found = head.module(depth)(*(each[rows] for each in given), rotary, sees)
+            if sees is passage:
+                found = head.module(depth)(*given, rotary, sees, rows)
+            else:
+                found = head.module(depth)(*(each[rows] for each in given), rotary, sees)
             normed, recycled = (
                 each.new_zeros(documents.num_rows, each.shape[1]).index_copy(0, rows, each)
                 for each in found
@@ -79,8 +84,10 @@ def _goes_on_by_row(head: MTPHead) -> bool:
     """Whether rows of the last module, which goes on by itself, need nothing of other rows but
     keys and values."""
     block = head.modules_[-1].block
+    if type(block) is not DecoderLayer or type(head.modules_[-1]) is not MTPModule:
+        return False
     # not of a class made from it, whose rows choose what they see
-    return isinstance(block, DecoderLayer) and type(block.attention) is Attention
+    return type(block.attention) is Attention and block.attention_streams is None
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
             if is_whole and len(output.token_ids) > 1:
                 learning.finished(
                     kind, counted(kind, [output.stats.acceptance]),
-                    partial(text_of, job, result, output, time.time()),
+                    partial(text_of, job, result, output, time.time()), output.states,
                 )  # fmt: skip
 
     worker.on_result = finished

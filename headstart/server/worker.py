@@ -162,7 +162,7 @@ class Worker:
             for number, job in enumerate(channel.jobs):
                 self.engine.submit(
                     job.asked, request_id=job.id, priority=job.priority, grammar=job.grammar,
-                    cache_salt=job.cache_salt,
+                    cache_salt=job.cache_salt, keeps_states=job.learned_as is not None,
                 )  # fmt: skip
                 self._open[job.id] = _Open(job, number, channel)
         except Exception as error:

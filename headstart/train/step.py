@@ -96,7 +96,7 @@ def learn(learner: Learner, batch: Batch, counts: Counts, *, is_filler: bool = F
     wanted = batch.targets(options.num_depths)
     depths = learner.draft(
         batch.embedded, batch.rotary, batch.states, batch.documents,
-        num_depths=options.num_depths, context=options.context, rows=wanted.chained,
+        num_depths=options.num_depths, context=options.context, rows=wanted.drafting,
     )  # fmt: skip
     gathered = [
         states[starts.clamp_min(0)] for states, starts in zip(depths, wanted.starts, strict=True)

@@ -32,11 +32,11 @@ class Targets:
 
     places: Tensor  # [R] where the labels stand
     starts: tuple[Tensor, ...]  # per depth [R]: the row that predicts them, -1: none
-    chained: Tensor  # [N] rows that predict at any depth beyond the first, ascending
+    drafting: Tensor  # [N] rows that predict at any depth, ascending
 
     def to(self, device: torch.device) -> Targets:
         starts = tuple(s.to(device) for s in self.starts)
-        return Targets(self.places.to(device), starts, self.chained.to(device))
+        return Targets(self.places.to(device), starts, self.drafting.to(device))
 
     @property
     def teachers(self) -> Tensor:
@@ -52,8 +52,8 @@ def targets(mask: Tensor, documents: Documents, num_depths: int) -> Targets:
     starts = tuple(
         torch.where(at >= depth + 1, places - depth - 1, -1) for depth in range(1, num_depths + 1)
     )
-    chained = torch.cat([at.new_empty(0), *starts[1:]]).unique()
-    return Targets(places, starts, chained[chained >= 0])
+    drafting = torch.cat(starts).unique()
+    return Targets(places, starts, drafting[drafting >= 0])
 
 
 @dataclass(frozen=True)

@@ -19,21 +19,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.learning_runs import enough_prompts, learnable_heads, prompt_of
 from support.long_runs import long_only
 from support.server_runs import HTTP
 from support.server_threads import Running, wait_until
 from support.swapped_heads import Heads
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.learn import collector
 from headstart.learn.folder import Folder, forget
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.starting import open_folder
+from headstart.learn.state_files import StoredStates
 from headstart.learn.supervisor import Learning
+from headstart.learn.texts import Text
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
+from headstart.train.frozen_model import load_frozen_model
+from headstart.train.packing import Row
+from headstart.train.states.source import InProcess
 
 
 @pytest.fixture(autouse=True)
@@ -141,11 +148,28 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     assert sorted(map(tuple, kept[: len(before)])) == sorted(map(tuple, before))
     asked = [line["prompt"] for line in lines]
     assert prompts[0] in asked and declined not in asked and excluded not in asked
+    check_states(heads, Folder(folder), lines)
     assert "secret" not in "".join(path.read_text() for path in folder.glob("*.*"))
     again = Learning(LearnOptions(learn=folder), lambda path: pytest.fail("not started"))
     assert again.serving_name == found.serving.name
     again.close()
     assert "learned heads remain" in forget(Folder(folder), heads=False)
+    assert not list(again.folder.states.iterdir())
+
+
+def check_states(heads: Heads, folder: Folder, lines: Sequence[dict[str, Any]]) -> None:
+    """Those that the server had, of kept texts alone: the trunk's for these tokens."""
+    model = load_frozen_model(Checkpoint.open(heads.model), None, device="cpu", dtype="float32")
+    stored = StoredStates(folder.states, model.kind, model.trunk.config.hidden)
+    texts = [Text(**line) for line in lines]
+    first = texts[0].record()
+    found = stored.find(first)
+    assert found is not None
+    wanted = InProcess(model).states(Row((first,)))
+    torch.testing.assert_close(found[:-1].float(), wanted[:-1], rtol=0.02, atol=0.02)
+    # A prompt that comes again may find its beginning cached: then its text has none.
+    with_states = {text.id for text in texts if text.id in stored}
+    assert with_states == set(stored._entries) and len(with_states) > len(texts) / 3
 
 
 @long_only

@@ -18,10 +18,16 @@ class Scripted:
         self.options = SimpleNamespace(learning_rate=1.0, num_depths=3)
         self.num_steps, self.rates = 0, list[float]()
         self.calls = list[str]()
+        self.prepared = list[str]()
+        self.room = 10**6  # texts whose states can be prepared
         self._gain, self._fails_at, self._level = gain, fails_at, 0.0
 
     def learn_tokens(self, seen: set[int]) -> None:
         self.seen = seen
+
+    def prepare(self, records: Sequence[Any]) -> bool:
+        self.prepared += [record.id for record in records]
+        return len(self.prepared) <= self.room
 
     def step(self, records: Sequence[Any], rate: float) -> float:
         self.num_steps += 1

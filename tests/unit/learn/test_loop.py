@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,26 @@ from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
 
 
-def make(tmp_path: Path, training: Scripted) -> tuple[LearningLoop, list[tuple[str, Any]]]:
-    with TextWriter(tmp_path) as writer:
-        writer.add(
-            Text(id=f"t{i}", prompt=[i, 2], answer=[3] * 9, kind="a", time=float(i),
-                 finish_reason="stop") for i in range(100)
-        )  # fmt: skip
+def make(
+    tmp_path: Path, training: Scripted, *, texts: int = 100, ahead: Sequence[Any] = ()
+) -> tuple[LearningLoop, list[tuple[str, Any]]]:
+    add(tmp_path, texts)
     told: list[tuple[str, Any]] = []
     ticks = iter(range(10**6))
     loop = LearningLoop(
         Store(tmp_path, 1 << 20), training, Base(), lambda: tmp_path / "0001",
         lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
-        clock=lambda: float(next(ticks)),
+        clock=lambda: float(next(ticks)), ahead=ahead,
     )  # fmt: skip
     return loop, told
+
+
+def add(tmp_path: Path, count: int) -> None:
+    with TextWriter(tmp_path) as writer:
+        writer.add(
+            Text(id=f"t{i}", prompt=[i, 2], answer=[3] * 9, kind="a", time=float(i),
+                 finish_reason="stop") for i in range(count)
+        )  # fmt: skip
 
 
 def names(told: list[tuple[str, Any]]) -> list[str]:
@@ -121,6 +128,28 @@ def test_few_texts_are_waited_for(tmp_path: Path) -> None:
     loop, _ = make(tmp_path, Scripted())
     loop._store = Store(tmp_path / "none", 1)
     assert not loop.turn()
+
+
+@pytest.mark.parametrize("room", [7, 10**6], ids=["no room", "room"])
+def test_states_of_the_base_are_prepared_while_texts_are_awaited(room: int, tmp_path: Path) -> None:
+    training = Scripted()
+    training.room = room
+    ahead = [
+        Text(id=f"b{i}", prompt=[1], answer=[2] * 499, kind="", time=0.0,
+             finish_reason="stop").record() for i in range(9)
+    ]  # fmt: skip
+    loop, told = make(tmp_path, training, texts=3, ahead=ahead)
+    assert loop.turn() and training.prepared == ["b0", "b1", "b2"], "a piece in one turn"
+    add(tmp_path, 100)
+    loop._refreshed = -100
+    assert loop.turn() and training.num_steps == 1 and len(training.prepared) == 3
+    while loop.turn():  # until it rests
+        assert training.num_steps < 500
+    assert training.prepared == [f"b{i}" for i in range(9)]
+    found = [facts for name, facts in told if name == "base"]
+    assert [facts["is_done"] for facts in found] == [False, False, True]
+    assert found[-1]["prepared"] == (6 if room == 7 else 9) and found[-1]["of"] == 9
+    assert not loop.turn(), "once"
 
 
 def test_the_base_gets_its_share_of_the_tokens() -> None:

@@ -202,8 +202,12 @@ def test_freezing_only_the_head_gets_gradients() -> None:
     assert all(p.grad is None for p in trunk.parameters())
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["dense", "fused"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_rows_that_are_wanted_alone_are_what_they_are_among_all(name: str) -> None:
+def test_rows_that_are_wanted_alone_are_what_they_are_among_all(
+    name: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged, "_is_fused", lambda q: fused)
     trunk, head = models("qwen3", *LAYOUTS[name])
     head.requires_grad_(True)
     ids, wanted = random_ids(trunk), torch.tensor([3, 4, 5, 11, 12, 20, 21])
@@ -222,7 +226,32 @@ def test_rows_that_are_wanted_alone_are_what_they_are_among_all(name: str) -> No
         head.zero_grad(set_to_none=True)
     torch.testing.assert_close(found[1][:, wanted], found[0][:, wanted])
     torch.testing.assert_close(slopes[1], slopes[0])
-    assert found[0][-1, 0].any() and not found[1][-1, 0].any(), "others are not computed"
+    first = head.num_modules - 1  # from which on a depth has no rows but these
+    assert found[0][first, 0].any() and not found[1][first:, 0].any(), "others are not computed"
+
+
+@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("fused", [False, True], ids=["dense", "fused"])
+def test_attention_for_some_rows_is_that_for_all(
+    own: int, window: int | None, has_sinks: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ragged, "_is_fused", lambda q: fused)
+    torch.manual_seed(own)
+    lengths, rows = (5, 1, 17, 3), torch.tensor([1, 4, 5, 9, 10, 22])  # the last has none
+    sinks = torch.randn(6) if has_sinks else None
+    q, k, v = torch.randn(26, 6, 8), torch.randn(26, 2, 8), torch.randn(26, 2, 8)
+    own_k, own_v = torch.randn(2, own, 26, 2, 8)
+    if own:
+        among = (q, k, v, own_k, own_v)
+        alone = (q[rows], k, v, own_k[:, rows], own_v[:, rows])
+        wanted = chained_attention(*among, lengths, window, sinks)[rows]
+        found = chained_attention(*alone, lengths, window, sinks, rows=rows)
+    else:
+        wanted = causal_attention(q, k, v, lengths, window, sinks)[rows]
+        found = causal_attention(q, k, v, lengths, window, sinks, rows=rows)
+    torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("family", ["qwen4_exp", "hy_v4", "deepseek_v4", "exaone4_5", "mellum"])
