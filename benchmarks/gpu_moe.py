@@ -55,18 +55,12 @@ from moe_layers import (
     weights_of,
 )
 from moe_tiles import compare_tiles
+from moe_ways import compare_ways
 from torch import Tensor
 
-from headstart.backends.cuda.experts import (
-    bytes_read_again,
-    is_without_tiles,
-    moe_terms,
-    routing_of,
-    terms_of,
-)
+from headstart.backends.cuda.experts import moe_terms, routing_of, terms_of
 from headstart.backends.cuda.kernels import moe as kernels
 from headstart.backends.cuda.kernels import moe_rows, moe_wide_groups
-from headstart.backends.cuda.kernels.group_experts import GroupExperts
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
@@ -150,34 +144,6 @@ def measure_sorts(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
         ):  # fmt: skip
             whole[name] = layer_seconds(block, layer, all_x) * 1e6
     return {"rows": rows, "sort_us": alone, "layer_us": whole}
-
-
-def measure_ways(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
-    """Microseconds of the experts' products without tiles and with them."""
-    all_x, weights = batches(block, layer, rows), weights_of(block)
-    known = chosen_by(block, all_x)
-    choices = known[0][1].shape[1]
-    touched = statistics.mean(needed_bytes(block, layer, x)[1] for x in all_x)
-    assert not isinstance(weights, GroupExperts), "there is one way for groups"
-    vector = seconds([partial(ALONE[type(weights)][0], *k, weights) for k in known])
-    tiles = seconds([partial(BY_TILES[type(weights)][0], *k, weights) for k in known])
-    return {
-        "rows": rows, "choices": rows * choices, "experts": touched + weights.num_shared,
-        "read_again_mb": bytes_read_again(rows, choices, weights) / 1e6, "vector_us": vector * 1e6,
-        "tiles_us": tiles * 1e6, "vector_to_tiles": vector / tiles,
-        "chosen": "vector" if is_without_tiles(rows, choices, weights) else "tiles",
-    }  # fmt: skip
-
-
-def compare_ways(block: MoE, layer: Layer, given: argparse.Namespace) -> None:
-    print("rows choices experts  MB read again  vector    tiles  ratio")
-    found = [measure_ways(block, layer, rows) for rows in given.rows]
-    for one in found:
-        print("{rows:4d} {choices:7d} {experts:7.1f} {read_again_mb:14.1f} {vector_us:7.1f} "
-              "{tiles_us:8.1f} {vector_to_tiles:6.2f}  {chosen}".format(**one))  # fmt: skip
-    experts = layer.config.num_experts
-    print(json.dumps({"device": device_name(), "torch": torch.__version__, "shape": given.shape,
-                      "num_experts": experts, "ways": found}))  # fmt: skip
 
 
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
@@ -296,7 +262,7 @@ def run(given: argparse.Namespace) -> None:
             try_cuts(block, layer, rows, given.stride)
         return
     if given.ways:
-        compare_ways(block, layer, given)
+        compare_ways(block, layer, given.rows, given.shape)
         return
     if given.tiles:
         compare_tiles(plain, layer, given.rows, partial(measure, speed=copy_speed()))

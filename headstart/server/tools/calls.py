@@ -34,13 +34,14 @@ class PreparedChat:
     max_calls: int | None = None
     is_forced: bool = False  # calls come out of a grammar, so they are well formed
     only_calls: bool = False  # and there is nothing else in the answer
+    openings: Mapping[str, str] = field(default_factory=dict)  # of these calls, by tool
 
     def new_parser(self) -> ToolParser:
         """A parser for the text of one answer."""
         schemas = {tool.name: tool.parameters for tool in self.tools}
         return ToolParser(
             self.format, schemas, max_calls=self.max_calls, is_forced=self.is_forced,
-            only_calls=self.only_calls,
+            only_calls=self.only_calls, openings=self.openings,
         )  # fmt: skip
 
 
@@ -88,6 +89,7 @@ def prepare(
         max_calls=1 if is_one else None,
         is_forced=grammar is not None,
         only_calls=not is_free,
+        openings={} if is_free else {tool.name: _opening(format, tool) for tool in callable_now},
     )
 
 
@@ -138,12 +140,17 @@ def _tags(format: ToolFormat, tools: Sequence[Tool]) -> list[Format]:
     return [
         {
             "type": "tag",
-            "begin": format.prefix.format(name=tool.name, json_name=json.dumps(tool.name)),
+            "begin": _opening(format, tool),
             "content": schema_format(tool.schema(), format.style),
             "end": format.suffix,
         }
         for tool in tools
     ]
+
+
+def _opening(format: ToolFormat, tool: Tool) -> str:
+    """How a forced call is spelled up to its arguments."""
+    return format.prefix.format(name=tool.name, json_name=json.dumps(tool.name))
 
 
 def _message(message: Mapping[str, Any], format: ToolFormat | None) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 What comes out depends on the text alone, not on how it was cut. A call is given out when it is
 whole and well formed; what only looks like a call stays content. Where a grammar forces calls they
-cannot go wrong, and their arguments are given out as they come.
+cannot go wrong, and their arguments are given out as they come; where it allows nothing else, a
+call's name is given out as soon as no other tool's call begins in this way.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from headstart.server.tools.arguments import Schemas
@@ -47,16 +48,21 @@ class ToolParser:
         max_calls: int | None = None,
         is_forced: bool = False,
         only_calls: bool = False,
+        openings: Mapping[str, str] | None = None,
     ):
-        """`is_forced`: a grammar holds calls to their format; `only_calls`: and allows no text."""
+        """`is_forced`: a grammar holds calls to their format; `only_calls`: and allows no text.
+
+        `openings`: how it spells the calls of tools up to their arguments, by name.
+        """
         self._format, self._schemas = format, schemas or {}
         self._max_calls, self._is_forced = max_calls, is_forced
-        self._only_calls = only_calls
+        self._only_calls, self._openings = only_calls, openings or {}
         self.num_calls = 0
         self._text = ""  # not decided yet; inside of a call it begins with the space before it
         self._body: int | None = None  # where in `_text` the open call's body begins
         self._searched = 0  # no end marker that could be the call's begins before this
         self._is_after_call = False
+        self._is_started = False  # whether the open call's name was given out
         self._arguments: _Arguments | None = None  # of the open call, where they are streamed
 
     def feed(self, text: str) -> list[ToolEvent]:
@@ -123,21 +129,32 @@ class ToolParser:
         if isinstance(reading, Call) or self._arguments is not None:
             if isinstance(reading, Call) and self._arguments is None:
                 self._call(events, reading)
-            self._text, self._is_after_call, self._arguments = self._text[stop:], True, None
+            self._text, self._is_after_call = self._text[stop:], True
+            self._arguments, self._is_started = None, False
         else:
             self._give(events, stop)
         return True
 
     def _stream(self, events: list[ToolEvent], format: ToolFormat) -> None:
         assert self._body is not None and format.head is not None
-        if self._arguments is None and not self._is_full:
+        if self._arguments is None and (self._is_started or not self._is_full):
             head = format.head.match(self._text, self._body)
+            name = called_name(head) if head is not None else self._only_name(format)
+            if name is not None and not self._is_started:
+                self._start(events, name)
+                self._is_started = True
             if head is None:
                 return
-            self._start(events, called_name(head))
             self._arguments = _Arguments(head.end())
         if self._arguments is not None and (part := self._arguments.more(self._text)):
             events.append(ArgumentsDelta(self.num_calls - 1, part))
+
+    def _only_name(self, format: ToolFormat) -> str | None:
+        """The name of the open call, where only one tool's call begins as it does."""
+        assert self._body is not None
+        begun = self._text[self._body - len(format.begin) :]
+        left = [name for name, opening in self._openings.items() if opening.startswith(begun)]
+        return left[0] if len(left) == 1 else None
 
     def _read_start(self, events: list[ToolEvent], format: ToolFormat) -> None:
         """Without markers the beginning decides: all is held back, or all is content."""

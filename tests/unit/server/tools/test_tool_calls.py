@@ -90,6 +90,26 @@ def test_forced_arguments_are_given_out_as_they_come(name: str) -> None:
     assert sum(len(held.feed(piece)) for piece in text) == 2, "the control: name and arguments"
 
 
+@pytest.mark.parametrize("name", [name for name in FORMATS if TOOL_FORMATS[name].head])
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "time"}}])
+def test_the_name_of_a_forced_call_is_given_out_when_it_is_certain(name: str, choice: Any) -> None:
+    """Of two tools when the texts of their calls part, of one with the marker of a call."""
+    opening = prepared(name, tool_choice="required").openings["time"]
+    text = TOOL_FORMATS[name].wrapper[0] + opening + '{"zone": "UTC"}' + TOOL_FORMATS[name].suffix
+    parser, given = prepared(name, tool_choice=choice).new_parser(), []
+    for at, piece in enumerate(text, 1):
+        given += [(at, event) for event in parser.feed(piece)]
+    begun = len(TOOL_FORMATS[name].wrapper[0])
+    certain = opening.index("time") + 1 if choice == "required" else len(TOOL_FORMATS[name].begin)
+    assert given[0][0] == begun + certain
+    assert assembled(event for _, event in given)[1][0]["function"] == {
+        "name": "time", "arguments": '{"zone": "UTC"}',
+    }  # fmt: skip
+    assert given[1][0] == begun + len(opening) + 1, "arguments come with their brace"
+    free = prepared(name, tool_choice="auto").new_parser()
+    assert [event for piece in text[: begun + len(opening)] for event in free.feed(piece)] == []
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_of_a_required_call_that_is_cut_nothing_is_content(name: str) -> None:
     """Regression: max_tokens left a piece of the marker as the answer's content."""
