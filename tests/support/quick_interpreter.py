@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,7 @@ from headstart.backends.cuda.kernels.attention_cuts import Cut
 from headstart.backends.cuda.kernels.delta_chunks import ChunkTile
 from headstart.backends.cuda.kernels.delta_prompts import WalkTile
 from headstart.backends.cuda.recurrent_prompts import PromptTiles
+from support.quick_arithmetic import methods, quicken_arithmetic
 from support.quick_operands import interpreted, quicken_operands
 
 
@@ -30,21 +31,23 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     """The interpreter without work that it does again and again: the results are the same."""
     if not hasattr(interpreter, "_LangPatchScope"):
         return  # another release of Triton: slower, but right
-    _prepare_once_per_launch(patch)
     _work_out_types_once(patch)
     _compare_shapes_as_lists(patch)
     _compute_with_fewer_calls(patch)
     quicken_operands(patch)
+    quicken_arithmetic(patch)
+    _look_at_signatures_once(patch)
+    _prepare_once(patch)
+    # Triton works out whether integers overflow, and says so only to those who debug kernels.
+    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    patch.setattr(interpreter.interpreter_builder, "options", options)
 
 
 def quicken_engines(patch: pytest.MonkeyPatch) -> None:
-    """And without checks and cuts that show nothing in a whole engine."""
+    """And without cuts that show nothing in a whole engine."""
     quicken(patch)
     if not hasattr(interpreter, "_LangPatchScope"):
         return
-    # Offsets into tensors of some kilobytes do not overflow; checking that takes a fourth.
-    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-    patch.setattr(interpreter.interpreter_builder, "options", options)
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
     patch.setattr(attending, "cut_for", lambda requests, rows: Cut(pieces=2, least=1, step=16))
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
@@ -69,37 +72,37 @@ def _of_all_heads(place: Callable[..., Tensor], *operands: Any, **options: Any) 
     return place(*operands, **{**options, "each": options["each"] or 16})
 
 
-def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:
-    """Replace the language's functions once per launch, not at every call inside of it, too."""
-    prepare = interpreter._patch_lang
-    builtins: dict[Any, list[tuple[str, Any]]] = {}
-    whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-    is_prepared = False
+def _prepare_once(patch: pytest.MonkeyPatch) -> None:
+    """Replace the language's functions once for all launches, not in each and at each call."""
+    prepared = SimpleNamespace(set_attr=partial(patch.setattr, raising=False), restore=lambda: None)
+    own = methods()
 
     def prepare_builtins(package: Any, builder: Any, scope: Any) -> None:
-        if package not in builtins:
-            found = inspect.getmembers(package)
-            builtins[package] = [(n, interpreted(m)) for n, m in found if tl.core.is_builtin(m)]
-        for name, member in builtins[package]:
-            scope.set_attr(package, name, member)
-
-    def prepare_once(fn: Any) -> Any:
-        nonlocal is_prepared
-        if is_prepared:
-            return None  # a call inside a launch, which does not look at the result
-        scope = prepare(whole_language)
-        restore = scope.restore
-
-        def end() -> None:
-            nonlocal is_prepared
-            is_prepared = False
-            restore()
-
-        scope.restore, is_prepared = end, True
-        return scope
+        quick = own if package is tl.tensor else {}
+        for name, member in inspect.getmembers(package):
+            if tl.core.is_builtin(member):
+                scope.set_attr(package, name, quick.get(name) or interpreted(member))
 
     patch.setattr(interpreter, "_patch_builtin", prepare_builtins)
-    patch.setattr(interpreter, "_patch_lang", prepare_once)
+    patch.setattr(interpreter, "_LangPatchScope", lambda: prepared)
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    patch.setattr(interpreter, "_patch_lang", lambda fn: prepared)
+
+
+def _look_at_signatures_once(patch: pytest.MonkeyPatch) -> None:
+    """What a kernel's parameters are called does not change from launch to launch."""
+    quick = SimpleNamespace(**vars(inspect))
+    parameters = quick.getfullargspec = cache(inspect.getfullargspec)
+    quick.get_annotations = cache(inspect.get_annotations)
+
+    def getcallargs(function: Any, *given: Any, **named: Any) -> dict[str, Any]:
+        found = {**dict(zip(parameters(function).args, given, strict=False)), **named}
+        if len(found) == len(given) + len(named) == len(parameters(function).args):
+            return found
+        return inspect.getcallargs(function, *given, **named)  # some have a value of their own
+
+    quick.getcallargs = getcallargs
+    patch.setattr(interpreter, "inspect", quick)
 
 
 def _work_out_types_once(patch: pytest.MonkeyPatch) -> None:
@@ -121,10 +124,10 @@ def _work_out_types_once(patch: pytest.MonkeyPatch) -> None:
     def tensor(self: Any, handle: Any, type: Any) -> None:
         if not hasattr(type, "fields_of_tensors"):
             make_tensor(self, handle, type)
-            own = {name: value for name, value in self.__dict__.items() if name != "handle"}
-            del own["type"]  # or the type would hold itself
-            type.fields_of_tensors = own
-        self.__dict__.update(type.fields_of_tensors, handle=handle, type=type)
+            type.fields_of_tensors = self.shape, self.numel, self.dtype
+        else:
+            self.handle, self.type = handle, type
+            self.shape, self.numel, self.dtype = type.fields_of_tensors
 
     def format_of(kind: Any) -> Any:
         if kind.name not in formats:
@@ -153,7 +156,7 @@ def _compare_shapes_as_lists(patch: pytest.MonkeyPatch) -> None:
             return filled(self, lhs, other), rhs
         if not other.is_block():
             return lhs, filled(self, rhs, one)
-        left, right = list(one.shape), list(other.shape)
+        left, right = one.shape.values, other.shape.values
         if left == right:
             return lhs, rhs
         if len(left) != len(right):
@@ -180,7 +183,9 @@ def _compute_with_fewer_calls(patch: pytest.MonkeyPatch) -> None:
     check, compute = handle.__post_init__, builder.binary_op
 
     def fits(data: Any, dtype: Any) -> bool:
-        return type(dtype) is tl.dtype and data.itemsize * 8 <= max(8, dtype.primitive_bitwidth)
+        if type(dtype) is not tl.dtype:
+            return False
+        return data.itemsize == 1 or data.itemsize * 8 <= dtype.primitive_bitwidth
 
     def make(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
         self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr

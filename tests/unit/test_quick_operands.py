@@ -1,7 +1,11 @@
-"""Operands of the quick interpreter are those of Triton's own, and what it refuses is refused."""
+"""Operands and results of the quick interpreter are those of Triton's own, and so are refusals."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,11 @@ NUMBERS = {
     "fp16": np.float16,
 }  # fmt: skip
 SHAPES = [(), (4,), (1, 4), (2, 1), (2, 4)]
+OPERATORS = [
+    operator.add, operator.sub, operator.mul, operator.lt, operator.le, operator.gt, operator.ge,
+    operator.eq, operator.ne, operator.and_, operator.or_, operator.floordiv, operator.mod,
+    operator.truediv,
+]  # fmt: skip
 KINDS = {name: getattr(tl, name.replace("fp", "float")) for name in NUMBERS}
 
 
@@ -51,13 +60,50 @@ def found(one: Any, other: Any, **flags: bool) -> Any:
     return [(str(own.type), own.handle.data.dtype, repr(own.handle.data.tolist())) for own in pair]
 
 
-def assert_same(cases: list[tuple[Any, Any, dict[str, bool]]]) -> None:
-    """All by Triton's own interpreter, then twice by the quick one, which remembers numbers."""
-    wanted = [found(one, other, **flags) for one, other, flags in cases]
+@contextmanager
+def in_a_launch() -> Iterator[None]:
+    """The language as kernels find it in Triton's own interpreter."""
+    prepared = interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    try:
+        yield
+    finally:
+        prepared.restore()
+
+
+def assert_quick(find: Callable[[], list[Any]]) -> None:
+    """By Triton's own interpreter, then twice by the quick one, which remembers numbers."""
+    with in_a_launch():
+        wanted = find()
     with pytest.MonkeyPatch.context() as patch:
         quicken(patch)
         for _ in range(2):
-            assert [found(one, other, **flags) for one, other, flags in cases] == wanted
+            assert find() == wanted
+
+
+def assert_same(cases: list[tuple[Any, Any, dict[str, bool]]]) -> None:
+    assert_quick(lambda: [found(one, other, **flags) for one, other, flags in cases])
+
+
+def result(compute: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
+    """Type, shape and numbers of what an operator gives, or what is said against it."""
+    try:
+        own = compute(one, other)
+    except Exception as error:
+        return type(error), str(error)
+    return str(own.type), own.handle.dtype, own.handle.data.dtype, repr(own.handle.data.tolist())
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_operators_give_what_tritons_do(name: str) -> None:
+    own = [tensor(name, (4,)), tensor(name, ())]
+    others = [
+        *(tensor(other, shape) for other in KINDS for shape in ((), (4,), (2, 1))),
+        pointers((4,)), 3, 0.5, -2, tl.constexpr(2),
+    ]  # fmt: skip
+    assert_quick(lambda: [result(one, a, b) for one in OPERATORS for a in own for b in others])
+    with in_a_launch():
+        pairs = [result(operator.add, pointers((4,)), other) for other in others]
+    assert any("pointer" in str(kind) for kind, *_ in pairs), "offsets are added to pointers"
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -1,0 +1,94 @@
+"""Arithmetic of Triton's interpreter: operators of most values with few calls on the way.
+
+What is no plain number goes the interpreter's own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+Operator = Callable[..., Any]
+_PLAIN = frozenset({  # numpy has no bf16, and its bool is no integer
+    "int16", "int32", "int64", "uint16", "uint32", "uint64", "fp16", "fp32", "fp64",
+})  # fmt: skip
+_POINTERS = {"add": (True, True), "sub": (True, False), "mul": ()}  # which operands may be one
+_COMPUTED: dict[str, Operator] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+_COMPARED: dict[str, Operator] = {
+    "less_than": np.less, "less_equal": np.less_equal, "greater_than": np.greater,
+    "greater_equal": np.greater_equal, "equal": np.equal, "not_equal": np.not_equal,
+}  # fmt: skip
+# Methods of a tensor that only unwrap the other operand: sums have an argument more.
+_SUMS = {"__add__": "add", "__sub__": "sub", "__mul__": "mul"}
+_METHODS = {
+    "__lt__": "less_than", "__le__": "less_equal", "__gt__": "greater_than",
+    "__ge__": "greater_equal", "__eq__": "equal", "__ne__": "not_equal", "__and__": "and_",
+    "__or__": "or_", "__floordiv__": "floordiv", "__mod__": "mod", "__truediv__": "truediv",
+}  # fmt: skip
+
+
+def quicken_arithmetic(patch: pytest.MonkeyPatch) -> None:
+    """The same results, with fewer questions about types that are known to agree."""
+    for name, compute in _COMPUTED.items():
+        patch.setattr(TritonSemantic, name, _computed(name, compute))
+    for name, compare in _COMPARED.items():
+        patch.setattr(TritonSemantic, name, _compared(name, compare))
+
+
+def methods() -> dict[str, Operator]:
+    """Operators of tensors, as Python calls them."""
+    return {
+        **{name: _sum(semantic) for name, semantic in _SUMS.items()},
+        **{name: _method(semantic) for name, semantic in _METHODS.items()},
+    }
+
+
+def _sum(name: str) -> Operator:
+    semantic, core = interpreter.interpreter_semantic, tl.core
+
+    def call(self: Any, other: Any) -> Any:
+        return getattr(semantic, name)(self, core._unwrap_if_constexpr(other), True)
+
+    return call
+
+
+def _method(name: str) -> Operator:
+    semantic, core = interpreter.interpreter_semantic, tl.core
+
+    def call(self: Any, other: Any) -> Any:
+        return getattr(semantic, name)(self, core._unwrap_if_constexpr(other))
+
+    return call
+
+
+def _computed(name: str, compute: Operator) -> Operator:
+    slow, may_point = getattr(TritonSemantic, name), _POINTERS[name]
+
+    def quick(self: Any, lhs: Any, rhs: Any, sanitize_overflow: Any) -> Any:
+        lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs, *may_point)
+        if lhs.dtype.name in _PLAIN and type(rhs.dtype) is tl.dtype:
+            return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compute), lhs.type)
+        return slow(self, lhs, rhs, sanitize_overflow)
+
+    return quick
+
+
+def _compared(name: str, compare: Operator) -> Operator:
+    slow = getattr(TritonSemantic, name)
+
+    def quick(self: Any, lhs: Any, rhs: Any) -> Any:
+        lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs)
+        if lhs.dtype.name in _PLAIN:
+            kind = lhs.type
+            if not hasattr(kind, "compared"):
+                kind.compared = self._bool_like(lhs)
+            return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compare), kind.compared)
+        return slow(self, lhs, rhs)
+
+    return quick
