@@ -179,6 +179,16 @@ FAMILY = Family(
             )
             for since, before in (("0.16.0", "0.23.0"), ("0.27.0", "0.28.0rc2"))
         ),
+        Caution(
+            engine="vllm",
+            since="0.19.0",
+            concerns=lambda fields: bool(
+                fields.get("layer_types") and fields.get("attention_other_setting")
+            ),
+            text="it does not start with drafts (IndexError: list index out of range), as "
+            "layer_types is cut to the trunk's layers and read for the head's; "
+            "vllm-project/vllm#40000, still so in 0.32.0",
+        ),
     ),
     notes=("per-layer config lists have one trailing entry for each module",),
 )

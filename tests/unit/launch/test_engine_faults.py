@@ -70,6 +70,15 @@ def test_older_releases_leave_a_head_of_exaone_unrotated(
     assert warned("vllm", "exaone_moe", version, UNROTATED, r_config=config) == is_said
 
 
+def test_step_does_not_start_where_kinds_of_layers_are_given() -> None:
+    config = {"layer_types": ["full_attention"] * 6, "attention_other_setting": {"head_dim": 64}}
+    modules = family("step3p5").default_modules
+    for version, given, is_said in (("0.32.0", config, True), ("0.18.1", config, False),
+                                    ("0.32.0", {}, False)):  # fmt: skip
+        said = warned("vllm", "step3p5", version, "#40000", r_config=given, r_modules=modules)
+        assert said == is_said, version
+
+
 def test_older_releases_run_another_contract() -> None:
     layout = family("deepseek_v3").layout
     assert layout.as_("vllm", "0.23.0").recycled_hidden == "before_out_norm"
