@@ -58,6 +58,19 @@ class RoundGrammars:
         self, asked: Mapping[int, tuple[GuardedGrammar, Sequence[int]]], rows: MaskRows
     ) -> RoundMasks:
         """What is allowed behind 0, 1, ... drafts of each, by index."""
+        try:
+            result = self._found(asked, rows)
+        finally:
+            self.finish()
+        self._apart = max(0, self._apart - 1)
+        if self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests)):
+            self._apart = _APART
+        self._seconds = 0.0
+        return result
+
+    def _found(
+        self, asked: Mapping[int, tuple[GuardedGrammar, Sequence[int]]], rows: MaskRows
+    ) -> RoundMasks:
         if self._batch is None and not self._apart:
             self.begin({index: grammar for index, (grammar, _) in asked.items()}, rows)
         if self._batch is not None:
@@ -68,13 +81,7 @@ class RoundGrammars:
         found = self._threads.words([asked[index] for index in others])
         for index, masks in zip(others, found, strict=True):
             rows.add(index, masks)
-        result = rows.of(asked)
-        self.finish()
-        self._apart = max(0, self._apart - 1)
-        if self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests)):
-            self._apart = _APART
-        self._seconds = 0.0
-        return result
+        return rows.of(asked)
 
     def finish(self) -> None:
         """Nothing of a round is under way any more."""

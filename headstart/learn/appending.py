@@ -24,6 +24,7 @@ class Appender:
         self._file_bytes = file_bytes
         self._file: FileIO | None = None
         self._opened = 0.0
+        self._number = 0  # of the newest file; a name is not used twice, as readers go by names
 
     def __enter__(self) -> Self:
         return self
@@ -60,14 +61,16 @@ class Appender:
     def _current(self) -> FileIO:
         file = self._file
         if file is not None and (
-            file.tell() > self._file_bytes or time.monotonic() - self._opened > _FILE_SECONDS
+            file.tell() > self._file_bytes
+            or time.monotonic() - self._opened > _FILE_SECONDS
+            or os.fstat(file.fileno()).st_nlink == 0  # another process has removed it
         ):
             os.fsync(file.fileno())
             self.close()
         if self._file is None:
             older = self._folder.glob(f"{self._name}-*{self._suffix}")
-            number = 1 + max(map(number_of, older), default=0)
-            path = self._folder / f"{self._name}-{number:08d}{self._suffix}"
+            self._number = 1 + max([self._number, *map(number_of, older)])
+            path = self._folder / f"{self._name}-{self._number:08d}{self._suffix}"
             # Unbuffered: what `write` has returned for is the system's, whatever kills us.
             self._file = open(path, "xb", buffering=0, opener=_own)  # noqa: SIM115
             self._opened = time.monotonic()

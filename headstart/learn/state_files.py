@@ -82,13 +82,21 @@ class StateWriter:
         return self._appender.append([line, data])
 
     def make_room(self, needed: int = 0) -> bool:
-        """Whether so many bytes fit beside everything else; older served states may have to go."""
+        """Whether so many bytes fit beside everything else; older served states may have to go.
+
+        Where texts alone take the room, all states go.
+        """
         if self._name != SERVED:
             own = sum(map(size_of, self._folder.states.glob(f"{BASE}-*{STATES}")))
             has_share = own + needed <= _BASE_SHARE * self._max_bytes
             return has_share and used_bytes(self._folder) + needed <= self._max_bytes
         left = self._max_bytes - used_bytes(self._folder) - needed
-        for path in sorted(self._folder.states.glob(f"*{STATES}"), key=_age) if left < 0 else ():
+        files = sorted(self._folder.states.glob(f"*{STATES}"), key=_age) if left < 0 else []
+        if needed:  # states of one text are worth older served ones, not those of the base
+            files = [path for path in files if path.name.startswith(f"{SERVED}-")]
+            if left + sum(map(size_of, files)) < 0:
+                return False
+        for path in files:
             left += size_of(path)
             if path == self._appender.path:
                 self._appender.close()

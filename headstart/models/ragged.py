@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 Lengths = tuple[int, ...]
+_MOST_SCORES = 1 << 26  # that some rows keep; of more, all rows are computed, which keeps none
 
 
 def _split(lengths: Sequence[int], *tensors: Tensor, axis: int = 0) -> Iterator[tuple[Tensor, ...]]:
@@ -43,7 +44,7 @@ def causal_attention(
     ones whose results are wanted, [N, H, D].
     """
     if rows is not None:
-        if not _is_fused(q):
+        if not _is_fused(q) and len(rows) * max(lengths) * q.shape[1] <= _MOST_SCORES:
             q = q[rows]
             none = k.new_empty(0, *q.shape[:1], *k.shape[1:])
             return _of_rows(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks, rows)

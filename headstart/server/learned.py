@@ -37,11 +37,13 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
         kind = job.learned_as
         assert kind is not None
         for output in result.outputs:
+            # The collector bounds what it holds; nothing else may keep them alive.
+            states, output.states = output.states, None
             is_whole = output.finish_reason in _WHOLE and output.stop_reason != CUT
             if is_whole and len(output.token_ids) > 1:
                 learning.finished(
                     kind, counted(kind, [output.stats.acceptance]),
-                    partial(text_of, job, result, output, time.time()), output.states,
+                    partial(text_of, job, result, output, time.time()), states,
                 )  # fmt: skip
 
     worker.on_result = finished

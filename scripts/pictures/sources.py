@@ -66,10 +66,10 @@ def speeds(documents: Sequence[Any]) -> Speeds:
         }
         for name in ("ours", "vllm")
     }
-    made = document["checkpoint"]
+    made, days = document["checkpoint"], sorted({each["date"][:10] for each in documents})
     where = (
         f"{document['device']}, {made['shape']} shape, K = {document['k']}, drafts right at "
-        f"{made['rate']:.0%}, {document['date'][:10]}"
+        f"{made['rate']:.0%}, {' and '.join(days)}"
     )
     return Speeds(found["ours"], found["vllm"], where)
 

@@ -114,6 +114,7 @@ class TokenGrammar:
             is_one = len(own) == at + 1 and (ahead or not grammar._is_ended)
             if is_one and own[at] < known.size and own[at] not in known.special:
                 last[grammar] = own[at]
+                grammar._allowance.refill(1)
             else:
                 more.append((grammar, own[at:]))
         if back := [grammar for grammar in last if grammar._ahead]:
@@ -125,8 +126,11 @@ class TokenGrammar:
             matchers = [grammar._matcher for grammar in last]
             _batch().batch_accept_token(matchers, list(last.values()))
         for grammar, rest in more:
+            if rest:
+                grammar._go_back()
             for token in rest:
-                grammar.accept(token)
+                grammar._accept(token)
+            grammar._allowance.refill(len(rest))
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
@@ -202,8 +206,8 @@ class TokenGrammar:
         return copy
 
     def _allows(self, token: int) -> bool:
-        words = self.allowed_words()
-        return words is None or _has(words, token)
+        words = self._tokens.room(1)
+        return not self._fill(words) or _has(words[0], token)
 
 
 @cache

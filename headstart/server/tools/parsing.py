@@ -132,6 +132,7 @@ class ToolParser:
             self._text, self._is_after_call = self._text[stop:], True
             self._arguments, self._is_started = None, False
         else:
+            self._is_started = False
             self._give(events, stop)
         return True
 

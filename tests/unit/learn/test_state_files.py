@@ -118,10 +118,35 @@ def test_older_served_states_make_room_then_those_of_the_base_and_never_texts(
     for number in range(40, 44):
         with TextWriter(folder.texts) as texts:
             texts.add([Text(**{**vars(text), "id": f"t{number}", "prompt": [1] * 250})])
-    assert not served.make_room(200) and not list(folder.states.iterdir())
+    assert not served.make_room() and not list(folder.states.iterdir())
     assert served.add("t44", KIND, rows(100, 0)) == 0
     served.close()
     assert len(Store(folder.texts, 1 << 20).refresh()) == 5
+
+
+def test_states_that_cannot_fit_cost_no_others(folder: Folder) -> None:
+    base = StateWriter(folder, f"{BASE}-0123", 4000)
+    assert base.add("b", KIND, rows(10, 0)) > 0
+    base.close()
+    served = StateWriter(folder, SERVED, 4000)
+    assert served.add("t0", KIND, rows(10, 0)) > 0
+    assert served.add("t1", KIND, rows(480, 0)) == 0, "the base's states would have to go"
+    stored = reader(folder)
+    assert "t0" in stored and "b" in stored
+    served.close()
+
+
+def test_what_is_written_after_all_states_had_to_go_is_found(folder: Folder) -> None:
+    """A reader knows files by name, so no name comes back."""
+    served, stored = StateWriter(folder, SERVED, 1 << 20), reader(folder)
+    assert served.add("t0", KIND, rows(9, 0)) > 0 and "t0" in stored
+    for path in folder.states.iterdir():  # by another writer that makes room
+        path.unlink()
+    assert served.add("t1", KIND, rows(5, 1)) > 0
+    assert [path.stem for path in folder.states.iterdir()] == [f"{SERVED}-00000002"]
+    found = stored.find(record("t1", 5))
+    assert found is not None and torch.equal(found, rows(5, 1))
+    served.close()
 
 
 def test_a_reader_goes_on_when_a_file_is_gone(folder: Folder) -> None:

@@ -233,11 +233,13 @@ def test_rows_that_are_wanted_alone_are_what_they_are_among_all(
 @pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize("fused", [False, True], ids=["dense", "fused"])
+@pytest.mark.parametrize("way", ["dense", "dense, many scores", "fused"])
 def test_attention_for_some_rows_is_that_for_all(
-    own: int, window: int | None, has_sinks: bool, fused: bool, monkeypatch: pytest.MonkeyPatch
+    own: int, window: int | None, has_sinks: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged, "_is_fused", lambda q: fused)
+    monkeypatch.setattr(ragged, "_is_fused", lambda q: way == "fused")
+    if way == "dense, many scores":
+        monkeypatch.setattr(ragged, "_MOST_SCORES", 0)
     torch.manual_seed(own)
     lengths, rows = (5, 1, 17, 3), torch.tensor([1, 4, 5, 9, 10, 22])  # the last has none
     sinks = torch.randn(6) if has_sinks else None

@@ -13,6 +13,7 @@ from support.grammar_walks import END, SPECIAL, VOCAB, ids
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.mask_batch import MaskRows
 from headstart.engine.round_grammars import RoundGrammars
+from headstart.errors import RequestError
 from headstart.sampling.masks import num_words
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import json_object, regex
@@ -135,6 +136,18 @@ def test_drafts_that_were_right_are_taken_once(
     matcher.rollback(5)  # four of the answer, one for now
     with pytest.raises(RuntimeError):
         matcher.rollback(1)
+
+
+def test_a_grammar_that_has_used_up_its_time_ends_no_other(compiler: GrammarCompiler) -> None:
+    """Nothing is charged together, so it goes on until it is asked by itself."""
+    masked, grammars, asked = together(compiler)
+    grammars[0]._grammar._allowance._left = -1.0  # type: ignore[union-attr]
+    masks_of(masked, asked)
+    given = [(grammars[0], [*ids("ab"), END]), *((each, ids("ab")) for each in grammars[1:])]
+    assert masked.accept(given)[1:] == [2, 2, 2]
+    assert [each.error for each in grammars[1:]] == [None] * 3
+    with pytest.raises(RequestError, match="too long"):
+        grammars[0]._grammar.allowed_words()  # type: ignore[union-attr]
 
 
 def failing(*_: Any) -> Any:
