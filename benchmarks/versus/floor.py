@@ -56,12 +56,12 @@ def prompt_seconds(config: ModelConfig, requests: int, prompt: int, speeds: Spee
     layers = Work(0, 0)
     for layer, kind in enumerate(config.layers):
         layers += _layer(config, kind, requests, prompt, prompt / 2, config.windows[layer])
-    return (layers + _lm_head(config, requests)).seconds(speeds)
+    return (layers + lm_head_pass(config, requests)).seconds(speeds)
 
 
 def trunk_pass(config: ModelConfig, requests: int, rows: int, seen: float) -> Work:
     """`rows` rows of each request, which see `seen` tokens before them."""
-    total = _lm_head(config, requests * rows)
+    total = lm_head_pass(config, requests * rows)
     for layer, kind in enumerate(config.layers):
         total += _layer(config, kind, requests, rows, seen, config.windows[layer])
     return total
@@ -71,10 +71,10 @@ def head_pass(config: ModelConfig, requests: int, seen: float) -> Work:
     """One draft of each request."""
     fuse = 2 * config.hidden**2
     own = _layer(config, config.head_layer, requests, 1, seen, None)
-    return _lm_head(config, requests) + own + Work(_NUMBER * fuse, 2 * requests * fuse)
+    return lm_head_pass(config, requests) + own + Work(_NUMBER * fuse, 2 * requests * fuse)
 
 
-def _lm_head(config: ModelConfig, rows: int) -> Work:
+def lm_head_pass(config: ModelConfig, rows: int) -> Work:
     weights = config.vocab * config.hidden
     return Work(_NUMBER * weights, 2 * rows * weights)
 
@@ -83,17 +83,22 @@ def _layer(
     config: ModelConfig, kind: LayerKind, requests: int, rows: int, seen: float, window: int | None
 ) -> Work:
     """`seen`: tokens that a row sees in the mean; all of a prompt are read for its rows once."""
-    lines = requests * rows
-    weights, read, active = layer_weights(config, kind), 0.0, 0.0
-    if kind.feed == "moe" and config.moe is not None:
-        share = config.moe.top_k / config.moe.num_experts
-        experts = expert_weights(config, kind)
-        read, active = experts * (1 - (1 - share) ** lines), experts * share
-    mixing = _mixing(config, kind, requests, rows, seen, window)
-    return mixing + Work(_NUMBER * (weights + read), 2 * lines * (weights + active))
+    lines, weights = requests * rows, layer_weights(config, kind)
+    own = Work(_NUMBER * weights, 2 * lines * weights)
+    own += experts_of_layer(config, kind, lines)
+    return own + mixing(config, kind, requests, rows, seen, window)
 
 
-def _mixing(
+def experts_of_layer(config: ModelConfig, kind: LayerKind, lines: int) -> Work:
+    """Routed experts of so many rows."""
+    if kind.feed != "moe" or config.moe is None:
+        return Work(0, 0)
+    share, experts = config.moe.top_k / config.moe.num_experts, expert_weights(config, kind)
+    read = experts * (1 - (1 - share) ** lines)
+    return Work(_NUMBER * read, 2 * lines * experts * share)
+
+
+def mixing(
     config: ModelConfig, kind: LayerKind, requests: int, rows: int, seen: float, window: int | None
 ) -> Work:
     """What rows of a request have to do with the others."""

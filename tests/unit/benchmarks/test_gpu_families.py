@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import family_budgets
 import gpu_families
 import pytest
 from gpu_families import FAMILIES, main
@@ -166,3 +167,16 @@ def test_a_floor_counts_weights_experts_contexts_and_states() -> None:
         config, requests=1, prompt=10, answer=31, drafts=3, per_round=3, speeds=speeds
     )
     assert seconds > 10 * trunk_pass(config, 1, 4, 25.5).bytes
+
+
+def test_parts_of_a_budget_add_up_to_a_round() -> None:
+    config = sizes_of(FAMILIES["deepseek-sparse"].shape)
+    parts = family_budgets.budget(config, 64, 3, 4000)
+    whole = trunk_pass(config, 64, 4, 4000).seconds(Speeds())
+    trunk = sum(parts.values()) - parts["drafts"]
+    assert whole < trunk < 1.4 * whole  # of each part the longer time
+    # What an indexer chooses bounds attention; its scores go on growing.
+    longer = family_budgets.budget(config, 64, 3, 64_000)["contexts"]
+    dense = sizes_of(FAMILIES["deepseek"].shape)
+    assert longer < family_budgets.budget(dense, 64, 3, 64_000)["contexts"] / 2
+    assert longer > 2 * parts["contexts"]
