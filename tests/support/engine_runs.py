@@ -227,20 +227,7 @@ def transformers_model(folder: Path) -> Any:
     return model
 
 
-def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
-    """What transformers' own generate says, in fp64."""
-    model = transformers_model(folder)
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-        )
-        answers.append(made[0, len(prompt) :].tolist())
-    return answers
-
-
-def published_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+def published_model(folder: Path) -> Any:
     """The same, where transformers reads the folder as it is and leaves the head unread."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -251,14 +238,39 @@ def published_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> 
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in prompts:
+    return model
+
+
+class GreedyTexts:
+    """What a model of transformers writes greedily.
+
+    A text is that one if a single pass over all of it would choose each of its tokens. Only where
+    it is another one does transformers generate, which takes a pass for every token.
+    """
+
+    def __init__(self, model: Any):
+        self._model = model
+        self._known: dict[tuple[int, ...], list[int]] = {}
+
+    def like(self, texts: Sequence[list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Its own texts, as long as these."""
+        return [self._text(tuple(p), text) for p, text in zip(prompts, texts, strict=True)]
+
+    def _text(self, prompt: tuple[int, ...], text: list[int]) -> list[int]:
+        if prompt not in self._known:
+            ids = torch.tensor([[*prompt, *text]])
+            with torch.inference_mode():
+                logits = self._model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+            is_own = logits.argmax(-1).tolist() == text
+            self._known[prompt] = text if is_own else self._generated(prompt, len(text))
+        return self._known[prompt]
+
+    def _generated(self, prompt: tuple[int, ...], count: int) -> list[int]:
         ids = torch.tensor([prompt])
-        made = model.generate(
+        made = self._model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
         )
-        answers.append(made[0, len(prompt) :].tolist())
-    return answers
+        return list(made[0, len(prompt) :].tolist())
 
 
 PROMPT = make_prompts()[3]
