@@ -39,6 +39,7 @@ DEMO = "demo"
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
     "glm4_moe": {"dtype": "F32"},
+    "glm4_moe_lite": {"dtype": "F32"},
     # Stretched positions, as its releases have.
     "deepseek_v3": {
         "dtype": "F32",
@@ -94,6 +95,7 @@ FLOAT_STATES = {"mamba_ssm_cache_dtype": "float32"}
 OPTIONS: dict[str, dict[str, Any]] = {
     # its text part alone
     "exaone4_5": {"skip_tokenizer_init": False, "language_model_only": True},
+    "glm4_moe_lite": PLAIN_ROTATION,
     "hy_v4": PLAIN_ROTATION,
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"), FLOAT_STATES),
 }
