@@ -71,10 +71,13 @@ def _computed(name: str, compute: Operator) -> Operator:
     slow, may_point = getattr(TritonSemantic, name), _POINTERS[name]
 
     def quick(self: Any, lhs: Any, rhs: Any, sanitize_overflow: Any) -> Any:
-        lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs, *may_point)
-        if lhs.dtype.name in _PLAIN and type(rhs.dtype) is tl.dtype:
-            return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compute), lhs.type)
-        return slow(self, lhs, rhs, sanitize_overflow)
+        kind = _common(lhs, rhs)
+        if kind is None:
+            lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs, *may_point)
+            kind = _common(lhs, rhs)
+        if kind is None:
+            return slow(self, lhs, rhs, sanitize_overflow)
+        return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compute), kind)
 
     return quick
 
@@ -83,12 +86,29 @@ def _compared(name: str, compare: Operator) -> Operator:
     slow = getattr(TritonSemantic, name)
 
     def quick(self: Any, lhs: Any, rhs: Any) -> Any:
-        lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs)
-        if lhs.dtype.name in _PLAIN:
-            kind = lhs.type
-            if not hasattr(kind, "compared"):
-                kind.compared = self._bool_like(lhs)
-            return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compare), kind.compared)
-        return slow(self, lhs, rhs)
+        kind = _common(lhs, rhs)
+        if kind is None:
+            lhs, rhs = self.binary_op_type_checking_impl(lhs, rhs)
+            kind = _common(lhs, rhs)
+        if kind is None:
+            return slow(self, lhs, rhs)
+        if not hasattr(kind, "compared"):
+            kind.compared = kind.with_element_ty(tl.int1)
+        return tl.tensor(self.builder.binary_op(lhs.handle, rhs.handle, compare), kind.compared)
 
     return quick
+
+
+def _common(lhs: Any, rhs: Any) -> Any:
+    """The type of a result, where numpy finds its shape as Triton does; None where it may not."""
+    if type(lhs) is not tl.tensor or type(rhs) is not tl.tensor:
+        return None
+    name = lhs.dtype.name
+    if name not in _PLAIN or rhs.dtype.name != name:
+        return None
+    one, other = lhs.type, rhs.type
+    if one is other or type(other) is tl.dtype:
+        return one
+    if type(one) is tl.dtype or one.shape.values == other.shape.values:
+        return other
+    return None
