@@ -95,9 +95,15 @@ def result(compute: Callable[[Any, Any], Any], one: Any, other: Any) -> Any:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_operators_give_what_tritons_do(name: str) -> None:
-    own = [tensor(name, (4,)), tensor(name, ())]
+    own = [
+        tensor(name, (4,)),
+        tensor(name, ()),
+        tensor(name, (1, 4)),
+        pointers((4,)),
+        pointers((4, 1)),
+    ]
     others = [
-        *(tensor(other, shape) for other in KINDS for shape in ((), (4,), (2, 1))),
+        *(tensor(other, shape) for other in KINDS for shape in ((), (4,), (2, 1), (2, 4), (8, 2))),
         pointers((4,)), 3, 0.5, -2, tl.constexpr(2),
     ]  # fmt: skip
     assert_quick(lambda: [result(one, a, b) for one in OPERATORS for a in own for b in others])
