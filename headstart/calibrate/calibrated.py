@@ -57,7 +57,8 @@ def write_calibrated(
     `stored_as` may lay the tensors down in a quantised format. What decides, embedding, fusion and
     LM head, stays plain in all of them, and the output of a layer is a zero in every format: so
     acceptance does not depend on it. `copies` adds a file of prompts that the trunk repeats spans
-    of. `margin_tokens`: how many tokens' decisions are looked at.
+    of. `margin_tokens`: how many tokens' decisions are looked at; with 0 nothing says that they are
+    far enough apart.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
@@ -68,8 +69,8 @@ def write_calibrated(
         config = tokenizer.config_with_ids(config)
     config["torch_dtype"] = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}[dtype]
     agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=tokens)
-    margin = smallest_margin(agreement, margin_tokens)
-    if margin < _LEAST_MARGIN:
+    margin = smallest_margin(agreement, margin_tokens) if margin_tokens else None
+    if margin is not None and margin < _LEAST_MARGIN:
         enough = None if tokenizer is not None else _enough(config, len(tokens), rate, seed)
         raise ConfigError(
             f"with hidden {hidden} and {len(tokens)} tokens the decisions are only {margin:.3f} "

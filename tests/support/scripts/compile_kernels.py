@@ -305,7 +305,7 @@ LONG_JOBS: list[Job] = [
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     # Sorted rows of a prompt.
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True, **WIDE_PAIRS}, {**LISTS, **SIZES}),
-    (moe._down, {**EXPERTS, **WIDE_PAIRS}, {**LISTS, **SIZES, "terms": "*bf16"}),
+    (moe._down, {**EXPERTS, **WIDE_PAIRS, "BLOCK_N": 256}, {**LISTS, **SIZES, "terms": "*bf16"}),
     (moe_fp8._gate_up, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8},
      {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
     (moe_fp8._down, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8, "num_stages": 4,

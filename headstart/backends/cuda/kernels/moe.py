@@ -87,13 +87,13 @@ def expert_terms(
     is_sorted = rows > MAX_SCANNED_ROWS
     if is_sorted:
         lists = sort_pairs(chosen, count + experts.num_shared, most=most_pairs(x.dtype))
-        first, second = shapes or (_cut_many(lists.tile),) * 2
+        first, second = shapes or _cuts_many(lists.tile)
         terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
     else:
         lists = empty_lists(chosen, _SCANNED, tile_for(pairs, count + experts.num_shared))
         first, second = shapes or (_cut(width, pairs), _cut(hidden, pairs))
         if shapes is None and lists.tile > _FEW_PAIRS:
-            first = second = _cut_many(lists.tile)
+            first, second = _cuts_many(lists.tile)
         terms = torch.empty(choices, rows, hidden, dtype=torch.float32, device=x.device)
     listed = (lists.experts, lists.starts, lists.order)
     sizes = (rows, hidden, width, experts.shared_width, count)
@@ -125,10 +125,14 @@ def most_pairs(dtype: torch.dtype) -> int:
     return _WIDE_TILE if is_wide else MOST
 
 
-def _cut_many(tile: int) -> Shape:
+def _cuts_many(tile: int) -> tuple[Shape, Shape]:
+    """Of both products. Wide tiles read as much of rows as of the matrices, of which gate and up
+    have two."""
     if tile == _WIDE_TILE:
-        return Shape(outputs=128, inputs=64, warps=8, stages=3)
-    return Shape(outputs=64, inputs=128 if tile <= 32 else 64, warps=4, stages=3)
+        first, second = (Shape(outputs=n, inputs=64, warps=8, stages=3) for n in (128, 256))
+        return first, second
+    usual = Shape(outputs=64, inputs=128 if tile <= 32 else 64, warps=4, stages=3)
+    return usual, usual
 
 
 @jit

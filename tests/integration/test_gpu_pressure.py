@@ -1,0 +1,72 @@
+"""The script that puts a GPU's engine under pressure sees it on a CPU, and sees what is wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from headstart.engine.output import Completion
+from headstart.engine.stats import RequestStats
+
+WORDS = ["gpu_pressure.py", "--device", "cpu", "--kernels", "off", "--drafts", "3"]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts"))
+    yield import_module("gpu_pressure")
+    for name in ("gpu_pressure", "gpu_check"):
+        sys.modules.pop(name, None)
+
+
+def test_requests_lose_their_memory_find_others_and_leave(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [*WORDS, "--requests", "24", "--variants", "qwen3_next"])
+    assert script.main() == 0
+    (line, last) = capsys.readouterr().out.splitlines()
+    assert line.split()[:3] == ["qwen3_next", "torch", "K=3"] and line.endswith(": same")
+    assert last.startswith("0 failures on cpu")
+
+
+def test_a_wrong_token_a_wrong_state_and_too_little_pressure_are_told(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = script.run
+
+    def wrong(engine: Any, asked: Any) -> Any:
+        found = usual(engine, asked)
+        if engine.options.speculate:
+            number = next(n for n, own in enumerate(found) if own.finish_reason != "abort")
+            found[number].token_ids[-1] += 1
+        else:
+            one = found[0].logprobs[0]
+            found[0].logprobs[0] = one._replace(logprob=one.logprob - 0.1)
+        return found
+
+    monkeypatch.setattr(script, "run", wrong)
+    words = [*WORDS[:-1], "3,0", "--requests", "4", "--variants", "mimo"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert script.main() == 1
+    tokens, states, last = capsys.readouterr().out.splitlines()
+    assert "DIFFERENT: tokens [" in tokens
+    assert "DIFFERENT: log-probabilities 0.1 apart" in states
+    assert last.startswith("2 failures on cpu")
+    monkeypatch.setattr(script, "run", usual)
+    assert script.main() == 1
+    assert "DIFFERENT: no preemptions" in capsys.readouterr().out
+
+
+def test_an_answer_that_was_cut_short_is_compared_as_far_as_it_goes(script: ModuleType) -> None:
+    whole = Completion(0, [3, 4, 5], "", "length", None, [], None, RequestStats())
+    cut = replace(whole, token_ids=[3, 4], finish_reason="abort")
+    assert script.difference(cut, whole) is None
+    assert script.difference(replace(cut, token_ids=[3, 5]), whole) is not None
+    assert script.difference(replace(cut, finish_reason="length"), whole) is not None
