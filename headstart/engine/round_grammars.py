@@ -69,14 +69,13 @@ class RoundGrammars:
         for index, masks in zip(others, found, strict=True):
             rows.add(index, masks)
         result = rows.of(asked)
-        self.finish()
         self._apart = max(0, self._apart - 1)
         if self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests)):
             self._apart = _APART
-        self._seconds = 0.0
+        self.finish()
         return result
 
     def finish(self) -> None:
         """Nothing of a round is under way any more."""
-        self._batch = None
+        self._batch, self._seconds = None, 0.0
         self._threads.finish()
