@@ -25,7 +25,6 @@ from transformers import PreTrainedTokenizerFast
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.mask_batch import MaskRows
 from headstart.engine.round_grammars import RoundGrammars
-from headstart.sampling.masks import num_words
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, json_schema, regex
 from headstart.server.tools.calls import prepare
@@ -56,10 +55,8 @@ def rounds(
 ) -> dict[str, float]:
     """Medians of milliseconds per round, until the first text ends."""
     places, masks, accepts, number = [0] * len(grammars), [], [], 0
-    masked, room = (
-        RoundGrammars(),
-        np.zeros((len(grammars) * (num_drafts + 1), num_words(vocab)), np.int32),
-    )
+    masked, words = RoundGrammars(), max(grammar.num_words for grammar in grammars)
+    room = np.zeros((len(grammars) * (num_drafts + 1), words), np.int32)
     while all(at + num_drafts + 1 < len(ids) for at, ids in zip(places, texts, strict=True)):
         drafts = [ids[at : at + num_drafts] for at, ids in zip(places, texts, strict=True)]
         is_wrong = num_drafts > 0 and number % 3 == 2

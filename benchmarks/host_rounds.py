@@ -63,7 +63,8 @@ class QuickRounds(DeviceRounds):
         self._places: list[int] = []
         self._tops: list[int | None] = []
         self._grammars: list[bool] = []
-        masks = torch.zeros(requests * (DRAFTS + 1), num_words(vocab), dtype=torch.int32)
+        size = requests * (DRAFTS + 1), num_words(vocab)
+        masks = torch.zeros(size, dtype=torch.int32, device="meta")  # where writing costs nothing
         self._copies = MaskCopies(masks)
         draw = torch.Generator().manual_seed(0)
         rows = requests * (DRAFTS + 1)
@@ -143,8 +144,8 @@ class QuickRounds(DeviceRounds):
     def drafted(self) -> list[list[int]] | None:
         return None if self._waiting is None else [own[:DRAFTS] for own in self._waiting[1]]
 
-    def mask_room(self, rows: int) -> np.ndarray:
-        return self._copies.room(rows)
+    def mask_room(self, rows: int, words: int) -> np.ndarray:
+        return self._copies.room(rows, words)
 
     def choose(self, masks: RoundMasks) -> None:
         if masks.requests:

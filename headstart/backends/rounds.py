@@ -133,7 +133,9 @@ class SizeTimes:
 class RoundMasks:
     """What may come next in a round: bits of tokens, the lowest of 32 in a word first."""
 
-    words: np.ndarray  # int32 [rows, ceil(V / 32)], the beginning of `DeviceRounds.mask_room`
+    # int32 [rows, words], the beginning of `DeviceRounds.mask_room`. Tokens that they have no bits
+    # for are not allowed.
+    words: np.ndarray
     requests: Sequence[int]  # of each row, by index,
     depths: Sequence[int]  # and how many of its drafts come before
     ends: Mapping[int, int]  # the last row of each request that has a grammar, by its index
@@ -214,8 +216,8 @@ class DeviceRounds(ABC):
         """The drafts of each request, waiting for them, if the round waits for masks."""
 
     @abstractmethod
-    def mask_room(self, rows: int) -> np.ndarray:
-        """Where masks for the next `choose` are written: int32 [rows, ceil(V / 32)]."""
+    def mask_room(self, rows: int, words: int) -> np.ndarray:
+        """Where masks for the next `choose` are written: int32 [rows, words]."""
 
     @abstractmethod
     def choose(self, masks: RoundMasks) -> None:

@@ -59,11 +59,11 @@ class Flight:
             if request.grammar is not None and request.finish_reason is None
         }
 
-    @property
-    def num_masks(self) -> int:
-        """Rows of requests with grammars."""
+    def mask_size(self) -> tuple[int, int]:
+        """Rows of requests with grammars, and words of their masks."""
         pairs = zip(self.requests, self.launched.drafts, strict=True)
-        return sum(1 + drafts for request, drafts in pairs if request.grammar is not None)
+        held = [(r.grammar.num_words, 1 + drafts) for r, drafts in pairs if r.grammar is not None]
+        return sum(rows for _, rows in held), max((words for words, _ in held), default=0)
 
     def measured(self) -> MeasuredRound | None:
         """What it cost, where that counts; after `outcomes`."""

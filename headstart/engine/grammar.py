@@ -62,9 +62,16 @@ class ChainGrammar(Protocol):
 class BatchGrammar(Protocol):
     """A grammar that answers for many of its kind at once, and can take tokens for now."""
 
+    def num_words(self) -> int:
+        """Of its masks: no token behind them fits."""
+        ...
+
     @staticmethod
     def fill(grammars: Sequence[Grammar], out: np.ndarray, ahead: int) -> None:
-        """Write what each allows behind so many tokens taken for now: int32 [n, words]."""
+        """Write what each allows behind so many tokens taken for now: int32 [n, words].
+
+        There are as many words as the grammars have, or more.
+        """
         ...
 
     @staticmethod
@@ -97,6 +104,12 @@ class GuardedGrammar:
     def of_many(self) -> Grammar | None:
         """What is held, where it may answer together with others of its kind."""
         return self._grammar if self._is_of_many and self.error is None else None
+
+    @property
+    def num_words(self) -> int:
+        """Of masks in words: no token behind them fits."""
+        most = num_words(self._num_tokens)
+        return min(cast(BatchGrammar, self._grammar).num_words(), most) if self.of_many else most
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.

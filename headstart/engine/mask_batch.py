@@ -41,7 +41,7 @@ class MaskRows:
     def add(self, index: int, masks: Masks) -> None:
         """All masks of one request."""
         for depth, (row, words) in enumerate(zip(self.free(len(masks)), masks, strict=True)):
-            row[:] = -1 if words is None else words
+            row[:] = -1 if words is None else words[: len(row)]
             self.keep([index], depth)
 
     def allowing(self, indices: Sequence[int], tokens: Sequence[int]) -> list[int]:

@@ -176,7 +176,7 @@ class Rounds:
 
     def _mask_rows(self, flight: Flight) -> MaskRows:
         if self._rows is None:
-            self._rows = MaskRows(self._device.mask_room(flight.num_masks))
+            self._rows = MaskRows(self._device.mask_room(*flight.mask_size()))
         return self._rows
 
     def _extend(self, ahead: int) -> bool:

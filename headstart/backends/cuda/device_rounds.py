@@ -253,8 +253,8 @@ class CapturedRounds(DeviceRounds):
         limits = waiting.launched.drafts
         return [row[1 : 1 + most] for row, most in zip(waiting.ids.tolist(), limits, strict=True)]
 
-    def mask_room(self, rows: int) -> np.ndarray:
-        return self._copies.room(rows)
+    def mask_room(self, rows: int, words: int) -> np.ndarray:
+        return self._copies.room(rows, words)
 
     def choose(self, masks: RoundMasks) -> None:
         waiting, self._waiting = self._waiting, None

@@ -15,18 +15,18 @@ class MaskCopies:
     def __init__(self, masks: Tensor):
         self._masks = masks
         self._stream = torch.cuda.Stream() if masks.is_cuda else None  # beside what runs
-        self._room = torch.empty(0, masks.shape[1], dtype=torch.int32)  # on the host
+        self._room = torch.empty(0, dtype=torch.int32)  # on the host
         self._arrived: torch.cuda.Event | None = None  # of what was copied last
 
-    def room(self, rows: int) -> np.ndarray:
+    def room(self, rows: int, words: int) -> np.ndarray:
         """Memory for so many masks, pinned for a GPU and kept: new one would take longer to get."""
         if self._arrived is not None:
             self._arrived.synchronize()  # of a round that has ended, but for one that failed
-        if len(self._room) < rows:
-            more = max(rows, 2 * len(self._room))  # the next batch may be larger still
-            size = more, self._masks.shape[1]
-            self._room = torch.empty(size, dtype=torch.int32, pin_memory=self._stream is not None)
-        return self._room[:rows].numpy()
+        size = rows * words
+        if self._room.numel() < size:
+            more = max(size, 2 * self._room.numel())  # the next batch may be larger still
+            self._room = torch.empty(more, dtype=torch.int32, pin_memory=self._stream is not None)
+        return self._room[:size].view(rows, words).numpy()
 
     def copy(self, masks: RoundMasks, rows: int, *, count: int) -> None:
         """What was written to `room`, for some of `count` requests that have `rows` rows each.
@@ -34,12 +34,13 @@ class MaskCopies:
         Rows without a mask keep what they had: no draft before them counts
         (`WaitingRound.cut_short`).
         """
-        host = self._room[: len(masks.requests)]
+        size = masks.words.shape
+        host = self._room[: size[0] * size[1]].view(size)
         pairs = zip(masks.requests, masks.depths, strict=True)
         places = torch.tensor([index * rows + depth for index, depth in pairs])
         target = self._masks[: count * rows]
         if self._stream is None:
-            target[places] = host
+            _put(target, places, host)
             return
         with torch.cuda.stream(self._stream):
             new = host.to(self._masks.device, non_blocking=True)
@@ -48,4 +49,12 @@ class MaskCopies:
         torch.cuda.current_stream().wait_event(self._arrived)
         for part in (new, at):
             part.record_stream(torch.cuda.current_stream())
-        target[at] = new
+        _put(target, at, new)
+
+
+def _put(target: Tensor, at: Tensor, masks: Tensor) -> None:
+    """Rows of masks that may have fewer words: tokens behind those are not allowed."""
+    words = masks.shape[1]
+    target[:, :words][at] = masks
+    if words < target.shape[1]:
+        target[:, words:][at] = 0

@@ -68,13 +68,17 @@ class TokenGrammar:
         self._allowance.spend(time.thread_time() - started)
         return words[0] if is_mask else None
 
-    # Of many grammars of one tokenizer, in one call: no request is charged for it.
+    # Of many grammars of one tokenizer: no request is charged for it.
+
+    def num_words(self) -> int:
+        """Of masks: no token behind them fits."""
+        return num_words(self._tokens.size)
 
     @staticmethod
     def fill(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
         """Write masks [n, words] behind so many tokens that each has taken for now."""
-        tokens, going = grammars[0]._tokens, list[int]()
-        is_whole, words = tokens.size == tokens.vocab_size, num_words(tokens.size)
+        tokens, going, words = grammars[0]._tokens, list[int](), grammars[0].num_words()
+        is_whole = out.shape[1] == words
         known = out if is_whole else np.empty((len(grammars), words), np.int32)
         for row, grammar in enumerate(grammars):
             if len(grammar._ahead) > ahead:  # it was left there, in a round that came to nothing
@@ -93,12 +97,13 @@ class TokenGrammar:
     @staticmethod
     def look_ahead(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> list[bool]:
         """Take a token of each for now, which its mask allows; whether each did."""
-        matchers = [grammar._matcher for grammar in grammars]
-        taken: list[bool] = _batch().batch_accept_token(matchers, list(tokens))
-        for grammar, token, is_in in zip(grammars, tokens, taken, strict=True):
+        taken = []
+        for grammar, token in zip(grammars, tokens, strict=True):
+            is_in = bool(grammar._matcher.accept_token(token))
             if is_in:
                 grammar._ahead.append(token)
                 grammar._is_ended = token in grammar._tokens.ends
+            taken.append(is_in)
         return taken
 
     @staticmethod
@@ -122,9 +127,8 @@ class TokenGrammar:
             _batch().batch_rollback([grammar._matcher for grammar in back], counts)
             for grammar in back:
                 grammar._ahead, grammar._is_ended = [], False
-        if last:
-            matchers = [grammar._matcher for grammar in last]
-            _batch().batch_accept_token(matchers, list(last.values()))
+        for grammar, token in last.items():
+            grammar._matcher.accept_token(token)
         for grammar, rest in more:
             if rest:
                 grammar._go_back()

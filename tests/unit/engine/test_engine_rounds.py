@@ -114,8 +114,8 @@ class Device(DeviceRounds):
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
 
-    def mask_room(self, rows: int) -> np.ndarray:
-        return np.empty((rows, 1), np.int32)
+    def mask_room(self, rows: int, words: int) -> np.ndarray:
+        return np.empty((rows, words), np.int32)
 
     def choose(self, masks: RoundMasks) -> None:
         self.masks = masks
