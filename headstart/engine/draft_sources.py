@@ -76,7 +76,8 @@ class DraftSources:
             )
             for request in planned.copied
         }  # fmt: skip
-        return planned.head, GivenCopies(given, max(planned.copied.values(), default=0))
+        most = max(planned.copied.values(), default=0)
+        return planned.head, GivenCopies(given, most, planned.num_rows)
 
     def _tokens_for_round(self, request: Request, copy: Copy) -> list[int]:
         """As many tokens as a request may draft, and one: the round under way gives it at least."""

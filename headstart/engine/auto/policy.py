@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Literal
 
 from headstart.copying.drafts import Copy
+from headstart.engine.auto.copied_rounds import CopiedRounds
 from headstart.engine.auto.copies import (
     CopyRates,
     PlannedRound,
     more_copied,
-    round_with_copies,
     with_copies,
     with_more_rows,
 )
@@ -60,6 +60,7 @@ class DraftPolicy:
         """Forget what requests have shown; what rounds cost stays known."""
         self.rates = AcceptanceRates()
         self.copy_rates = CopyRates()
+        self._copied_rounds = CopiedRounds(self.copy_rates)
         self._copying_rounds = 0
         self._exploration = Exploration(self.rates, self._options.max_drafts)
         self._last_k: dict[str, int] = {}  # by request
@@ -137,27 +138,20 @@ class DraftPolicy:
     ) -> PlannedRound:
         """Drafts of a device round; `copies` is what requests could copy."""
         head = self.choose(requests, num_running=num_running, uniform=True)
-        if not copies or self.decided_by == "off_above":
-            return PlannedRound(head)
+        if self.decided_by == "off_above":
+            copies = {}
         given = self._given(copies)
         free = {r: copy for r, copy in copies.items() if not isinstance(self._asked(r), int)}
         costs = self.uniform_costs or self._host_costs(requests)
         if not free or costs is None:
+            self._copied_rounds.clear()
             return PlannedRound(head, given)
-        rates = self.copy_rates
-        copied = {r: rates.gains(r.id, copy) for r, copy in free.items()}
-        agreed = {r: rates.gains(r.id, copy, confirmed=True) for r, copy in free.items()}
         priors = self.rates.overall.priors(max(head.values()))
         gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
-        most, context = max(head.values()), sum(len(request.tokens) for request in requests)
-
-        def seconds(drafts: int, copying: int) -> float:
-            if costs.uniform:
-                return costs.with_rows(len(head), most, drafts, copying, context)
-            return costs.seconds_with([0] * len(head), len(head) * drafts)
-
-        planned = round_with_copies(head, gains, copied, agreed, seconds)
-        return replace(planned, copied={**given, **planned.copied})
+        context = sum(len(request.tokens) for request in requests)
+        planned = self._copied_rounds.plan(head, gains, free, costs, context)
+        more = PlannedRound(head, given).num_rows
+        return replace(planned, copied={**given, **planned.copied}, rows=planned.num_rows + more)
 
     def more_copied(self, request: Request, copy: Copy, planned: PlannedRound) -> int:
         """Tokens to copy after the head's drafts, which agree with the copy as far as they go."""
