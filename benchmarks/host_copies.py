@@ -41,6 +41,7 @@ from headstart.backends.cuda.packed import captured_rows, most_captured
 from headstart.backends.rows import TrunkRows
 from headstart.calibrate.copy_prompts import CopyPlan
 from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.core import _keep_pauses_short
 from headstart.engine.engine import Engine
 from headstart.engine.options import MAX_DRAFTS, MENU
 from headstart.engine.rounds import Rounds
@@ -304,6 +305,7 @@ def main() -> None:
         given.model, speculate="auto", max_running_requests=given.requests, device="cpu",
         kv_bytes=1 << 27, prefix_caching=False, kernels="off", max_model_len=4 * given.tokens,
     )  # fmt: skip
+    _keep_pauses_short(engine.loop)  # as on a GPU
     found = []
     for turn in range(given.plays):
         for side in given.sides.split(","):

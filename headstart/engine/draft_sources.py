@@ -52,8 +52,7 @@ class DraftSources:
     def look_ahead(self, requests: Sequence[Request]) -> None:
         """What requests in device rounds could copy, by the tokens that the host knows."""
         started = time.perf_counter()
-        for request in requests:
-            self.copies.find(request, min(_AHEAD, self.policy.room(request)))
+        self.copies.find_all(requests, lambda request: min(_AHEAD, self.policy.room(request)))
         self.copy_seconds += time.perf_counter() - started
 
     def for_rounds(
@@ -104,11 +103,9 @@ class DraftSources:
     def _find_copies(self, requests: Sequence[Request]) -> dict[Request, Copy]:
         """What requests would go on with if they copied from their context."""
         started = time.perf_counter()
-        found = {
-            request: copy
-            for request in requests
-            if (copy := self.copies.find(request, min(MAX_DRAFTS, self.policy.room(request))))
-        }
+        found = self.copies.find_all(
+            requests, lambda request: min(MAX_DRAFTS, self.policy.room(request))
+        )
         self.copy_seconds += time.perf_counter() - started
         return found
 

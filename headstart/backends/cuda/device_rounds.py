@@ -298,8 +298,7 @@ class CapturedRounds(DeviceRounds):
 
     def time_passes(self) -> tuple[tuple[int, float], ...]:
         """Of those that a round may be, by the memory that was planned."""
-        own = ((rows, took) for rows, took in self.pass_seconds.items() if rows <= self._max_rows)
-        return tuple(sorted(own))
+        return tuple(sorted(own for own in self.pass_seconds.items() if own[0] <= self._max_rows))
 
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:

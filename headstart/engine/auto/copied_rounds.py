@@ -39,6 +39,9 @@ class CopiedRounds:
         """Nothing is copied in the next round."""
         self._under_way = {}
 
+    def forget(self, request: Request) -> None:
+        self._under_way.pop(request, None)
+
     def plan(
         self, head: Mapping[Request, int], head_gains: Mapping[Request, Sequence[float]],
         copies: Mapping[Request, Copy], costs: LiveCosts, context: int,

@@ -35,6 +35,8 @@ class CopyRates:
     """How often copied tokens were right, by length of the match and what the head said."""
 
     _rates: dict[tuple[int, bool], AcceptanceRates] = field(default_factory=dict)
+    # Of all requests together, until one has shown something new.
+    _priors: dict[tuple[int, bool], list[float]] = field(default_factory=dict)
 
     def observe(self, request_id: str, copy: Copy, emitted: list[int], *, confirmed: bool) -> None:
         """What a request went on with, at the place that `copy` was for."""
@@ -43,15 +45,17 @@ class CopyRates:
         for kind in {False, confirmed}:
             own = self._rates.setdefault((length_class(copy.length), kind), AcceptanceRates())
             own.observe(request_id, right + is_known, right)
+            self._priors.pop((length_class(copy.length), kind), None)
 
     def gains(self, request_id: str, copy: Copy, *, confirmed: bool = False) -> list[float]:
         """Expected tokens of each copied one: how often it and all before it are right."""
-        kind = length_class(copy.length)
-        own = self._rates.get((kind, confirmed)) or AcceptanceRates()
-        prior = _CONFIRMED_PRIOR if confirmed else _PRIORS[kind]
-        depths = min(len(copy.tokens), MAX_COPIED)  # more are found than a round copies
-        priors = own.overall.priors(depths, first=max(prior, _PRIORS[kind]))
-        return own.gains(request_id, priors)
+        kind = length_class(copy.length), confirmed
+        own = self._rates.get(kind) or AcceptanceRates()
+        if kind not in self._priors:
+            first = max(_CONFIRMED_PRIOR if confirmed else 0.0, _PRIORS[kind[0]])
+            self._priors[kind] = own.overall.priors(MAX_COPIED, first=first)
+        # More are found than a round copies.
+        return own.gains(request_id, self._priors[kind][: len(copy.tokens)])
 
     def forget(self, request_id: str) -> None:
         for own in self._rates.values():

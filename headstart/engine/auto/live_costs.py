@@ -78,7 +78,7 @@ class LiveCosts:
         """Costs as profiled; every round asks for many of the same."""
         self.table = table
         self._verify, self._draft = cache(table.verify_seconds), cache(table.draft_seconds)
-        self._start = cache(table.start_seconds)
+        self._start, self._token = cache(table.start_seconds), cache(table.token_seconds)
 
     def seconds(self, batch: int, num_drafts: int, context: int = 0) -> float:
         """A round in which every request drafts as much; `context` counts tokens of all requests.
@@ -123,9 +123,10 @@ class LiveCosts:
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))
-        if self.table.context:
-            return self.table.verify_seconds(batch, rows, context) * factor
-        return self._verify(batch, rows) * factor
+        seconds = self._verify(batch, rows)
+        if context:
+            seconds += context * self._token(batch, rows)
+        return seconds * factor
 
     def draft_seconds(self, batch: int) -> float:
         return self._draft(batch) * self._corrections.factor(self._draft_key(batch))
