@@ -109,7 +109,7 @@ class QuickRounds(DeviceRounds):
     def fitting_rows(self, counts: Sequence[int]) -> int:
         return sum(counts)
 
-    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+    def give(self, copies: Mapping[int, GivenCopy], most: int, rows: int) -> None:
         pass
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:

@@ -188,10 +188,12 @@ class DeviceRounds(ABC):
         """
 
     @abstractmethod
-    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+    def give(self, copies: Mapping[int, GivenCopy], most: int, rows: int) -> None:
         """What requests may copy in the next round, up to `most` tokens; others copy nothing.
 
-        Where `sizes.copied`. The round goes on with tokens that fit what came since.
+        Where `sizes.copied`. The round goes on with tokens that fit what came since. `rows` are
+        those of all requests beyond the head's drafts: where copies go on that would need more, and
+        requests may have different numbers of rows, all that copy have fewer.
         """
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headstart.copying.answers import AnswerStore
 from headstart.copying.index import TextIndex, continued
@@ -10,8 +10,7 @@ from headstart.copying.index import TextIndex, continued
 MAX_COPIED = 16  # tokens of one round
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(NamedTuple):
     """Tokens that may follow, and how many tokens before them agree with where they come from."""
 
     tokens: list[int]

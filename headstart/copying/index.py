@@ -7,9 +7,8 @@ text that occurs earlier, and a token costs the same however long the text is, o
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 MIN_MATCH = 3  # tokens that must agree before anything is copied
 # States whose latest place is kept up to date with a token. More are nested only in texts that
@@ -17,8 +16,7 @@ MIN_MATCH = 3  # tokens that must agree before anything is copied
 _NESTED = 64
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """The longest end of a text that occurs earlier: its tokens, and where it went on there."""
 
     length: int
@@ -28,11 +26,19 @@ class Match:
 class TextIndex:
     """A text, and all pieces of it."""
 
+    __slots__ = (
+        "_after", "_ends", "_first", "_lengths", "_links", "_more", "_newest", "_place", "_root",
+        "tokens",
+    )  # fmt: skip
+
     def __init__(self, tokens: Iterable[int] = ()):
         self.tokens: list[int] = []
-        # By state: tokens of its longest piece, its link, where it ended last, and what follows.
-        self._lengths, self._links, self._ends = array("i", [0]), array("i", [-1]), array("i", [-1])
-        self._next: list[dict[int, int]] = [{}]
+        # By state: tokens of its longest piece, its link, where it ended last.
+        self._lengths, self._links, self._ends = [0], [-1], [-1]
+        # What follows a state: one token and the state behind it, of few states more of them.
+        self._first, self._after = [-1], [-1]
+        self._more: dict[int, dict[int, int]] = {}
+        self._root: dict[int, int] = {}  # what follows the state of the empty piece: every token
         self._newest = 0
         self._place = 0
         self.extend(tokens)
@@ -42,33 +48,43 @@ class TextIndex:
 
     @property
     def num_states(self) -> int:
-        return len(self._next)
+        return len(self._lengths)
 
     def extend(self, tokens: Iterable[int]) -> None:
         """More tokens at the end."""
-        lengths, links, ends, after = self._lengths, self._links, self._ends, self._next
-        state, end = self._newest, len(self.tokens)
+        lengths, links, ends = self._lengths, self._links, self._ends
+        first, after, more, root = self._first, self._after, self._more, self._root
+        text, state, end = self.tokens, self._newest, len(self.tokens)
         for token in tokens:
-            new = len(after)
-            self.tokens.append(token)
+            new = len(lengths)
+            text.append(token)
             lengths.append(end + 1)
             links.append(0)
             ends.append(end)
-            after.append({})
-            while state >= 0 and token not in (following := after[state]):
-                following[token] = new
-                state = links[state]
-            if state >= 0:
-                link, length = after[state][token], lengths[state] + 1
-                if lengths[link] != length:
-                    link = self._split(state, token, length)
-                links[new] = link
-                self._place = ends[link] + 1
-                for _ in range(_NESTED):  # all these end here now
-                    ends[link] = end
-                    link = links[link]
-                    if link <= 0:
-                        break
+            first.append(-1)
+            after.append(-1)
+            first[state], after[state] = token, new  # nothing followed the newest until now
+            link = links[state]
+            while link > 0:
+                if first[link] == token:
+                    found = after[link]
+                    break
+                own = more.setdefault(link, {})
+                if (found := own.setdefault(token, new)) != new:
+                    break
+                link = links[link]
+            else:
+                found = root.setdefault(token, new)
+            if found != new:
+                if lengths[found] != lengths[link] + 1:
+                    found = self._split(link, token, found)
+                links[new] = found
+                self._place = ends[found] + 1
+                ends[found] = end  # and those of shorter ends of the text, too
+                found, nested = links[found], 1
+                while found > 0 and nested < _NESTED:
+                    ends[found] = end
+                    found, nested = links[found], nested + 1
             state = new
             end += 1
         self._newest = state
@@ -84,17 +100,33 @@ class TextIndex:
         """`count` tokens from a place on; those behind the end repeat what was copied."""
         return continued(self.tokens, place, count)
 
-    def _split(self, state: int, token: int, length: int) -> int:
-        """A state for pieces of up to `length` tokens, which now end at one place more."""
-        lengths, links, ends, after = self._lengths, self._links, self._ends, self._next
-        longer, split = after[state][token], len(after)
-        lengths.append(length)
+    def _split(self, state: int, token: int, longer: int) -> int:
+        """A state for the pieces that `token` makes of those of `state`, which end at more places.
+
+        Until now they were in the state `longer`.
+        """
+        links, first, after, more = self._links, self._first, self._after, self._more
+        split = len(links)
+        self._lengths.append(self._lengths[state] + 1)
         links.append(links[longer])
-        ends.append(ends[longer])
-        after.append(after[longer].copy())
-        while state >= 0 and after[state].get(token) == longer:
-            after[state][token] = split
+        self._ends.append(self._ends[longer])
+        first.append(first[longer])
+        after.append(after[longer])
+        if longer in more:
+            more[split] = more[longer].copy()
+        while state > 0:
+            if first[state] == token:
+                if after[state] != longer:
+                    break
+                after[state] = split
+            elif more[state][token] == longer:
+                more[state][token] = split
+            else:
+                break
             state = links[state]
+        else:
+            if self._root[token] == longer:
+                self._root[token] = split
         links[longer] = split
         return split
 

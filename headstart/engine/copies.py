@@ -7,6 +7,7 @@ takes is bounded: a step adds a few tokens of each text to it, and long texts ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headstart.copying.answers import AnswerStore
@@ -14,21 +15,23 @@ from headstart.copying.drafts import Copy, copy_after
 from headstart.copying.index import TextIndex
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
+from headstart.sampling.params import SamplingParams
 
 INDEXED_AT_ONCE = 2048  # tokens of a text: about 10 ms, where a prefix hit brings many more
 MOST_INDEXED = 32_768  # tokens of a prompt, its last ones, and the answer behind them
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Text:
     """What is indexed of a request's text, from token `begin` on."""
 
     begin: int
+    params: SamplingParams  # with which the request may copy
     index: TextIndex = field(default_factory=TextIndex)
 
     @property
     def end(self) -> int:
-        return self.begin + len(self.index)
+        return self.begin + len(self.index.tokens)
 
 
 class ContextDrafter:
@@ -56,29 +59,52 @@ class ContextDrafter:
 
     def read(self, request: Request, count: int) -> None:
         """Index the first `count` tokens, or as many of them as one call may."""
+        text = self._text(request)
+        if text is not None:
+            text.index.extend(request.tokens[text.end : min(count, text.end + INDEXED_AT_ONCE)])
+
+    def _text(self, request: Request) -> _Text | None:
+        """None: it may not copy."""
+        text, params = self._texts.get(request.id), request.params
+        if text is not None and text.params is params:
+            return text
         if not self.takes(request):
-            return
-        if request.id not in self._texts:
-            self._texts[request.id] = _Text(max(0, len(request.tokens) - MOST_INDEXED))
-        text = self._texts[request.id]
-        text.index.extend(request.tokens[text.end : min(count, text.end + INDEXED_AT_ONCE)])
+            return None
+        if text is None:
+            text = _Text(max(0, len(request.tokens) - MOST_INDEXED), params)
+            self._texts[request.id] = text
+        text.params = params
+        return text
 
     def find(self, request: Request, count: int) -> Copy | None:
-        """What the request would go on with if it copied, up to so many tokens.
+        """What the request would go on with if it copied, up to so many tokens."""
+        return self.find_all([request], lambda _: count).get(request)
 
-        Nothing as long as its text is not indexed to the end.
+    def find_all(
+        self, requests: Iterable[Request], count: Callable[[Request], int]
+    ) -> dict[Request, Copy]:
+        """What these would go on with if they copied, up to `count` tokens of each.
+
+        Nothing as long as a text is not indexed to the end. Most requests can copy nothing in most
+        rounds, so little is done for them.
         """
-        self._copies.pop(request.id, None)
-        if not self.takes(request) or count < 1:
-            return None
-        self.read(request, len(request.tokens))
-        text = self._texts[request.id]
-        if text.end < len(request.tokens):
-            return None
-        copy = copy_after(text.index, answers=self._answers, owner=request.cache_root, count=count)
-        if copy is not None:
-            self._copies[request.id] = copy
-        return copy
+        answers, found = self._answers, dict[Request, Copy]()
+        for request in requests:
+            self._copies.pop(request.id, None)
+            if (text := self._text(request)) is None:
+                continue
+            index, tokens = text.index, request.tokens
+            done = text.end
+            if done < len(tokens):
+                index.extend(tokens[done : done + INDEXED_AT_ONCE])
+                if done + INDEXED_AT_ONCE < len(tokens):
+                    continue
+            if (answers is None and index.match() is None) or (most := count(request)) < 1:
+                continue
+            copy = copy_after(index, answers=answers, owner=request.cache_root, count=most)
+            if copy is not None:
+                self._copies[request.id] = found[request] = copy
+        return found
 
     def found(self, request: Request) -> Copy | None:
         """What was found last."""

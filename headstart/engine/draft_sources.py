@@ -52,8 +52,7 @@ class DraftSources:
     def look_ahead(self, requests: Sequence[Request]) -> None:
         """What requests in device rounds could copy, by the tokens that the host knows."""
         started = time.perf_counter()
-        for request in requests:
-            self.copies.find(request, min(_AHEAD, self.policy.room(request)))
+        self.copies.find_all(requests, lambda request: min(_AHEAD, self.policy.room(request)))
         self.copy_seconds += time.perf_counter() - started
 
     def for_rounds(
@@ -76,7 +75,8 @@ class DraftSources:
             )
             for request in planned.copied
         }  # fmt: skip
-        return planned.head, GivenCopies(given, max(planned.copied.values(), default=0))
+        most = max(planned.copied.values(), default=0)
+        return planned.head, GivenCopies(given, most, planned.num_rows)
 
     def _tokens_for_round(self, request: Request, copy: Copy) -> list[int]:
         """As many tokens as a request may draft, and one: the round under way gives it at least."""
@@ -103,11 +103,9 @@ class DraftSources:
     def _find_copies(self, requests: Sequence[Request]) -> dict[Request, Copy]:
         """What requests would go on with if they copied from their context."""
         started = time.perf_counter()
-        found = {
-            request: copy
-            for request in requests
-            if (copy := self.copies.find(request, min(MAX_DRAFTS, self.policy.room(request))))
-        }
+        found = self.copies.find_all(
+            requests, lambda request: min(MAX_DRAFTS, self.policy.room(request))
+        )
         self.copy_seconds += time.perf_counter() - started
         return found
 

@@ -163,7 +163,7 @@ class Request:
     @property
     def room(self) -> int:
         """How many more tokens the request may get."""
-        return self.max_tokens - self.num_output
+        return self.max_tokens + len(self.prompt_ids) - len(self.tokens)
 
     def reset(self) -> None:
         """Back to the start after preemption: everything is computed again, tokens stay."""

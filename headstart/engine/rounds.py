@@ -32,10 +32,11 @@ from headstart.sampling.params import Row
 
 @dataclass(frozen=True)
 class GivenCopies:
-    """What requests may copy in a round, and how many tokens of it at most."""
+    """What requests may copy in a round, how many tokens of it at most, and rows for all."""
 
     tokens: Mapping[Request, GivenCopy] = field(default_factory=dict)
     most: int = 0
+    rows: int = 0
 
 
 class Rounds:
@@ -111,7 +112,7 @@ class Rounds:
         if self._device.sizes.copied:
             given = copies or GivenCopies()
             indices = {i: given.tokens[r] for r, i in self._index.items() if r in given.tokens}
-            self._device.give(indices, given.most)
+            self._device.give(indices, given.most, given.rows)
         is_launched = self._launch(wanted, rows)
         outcomes: list[RoundOutcome] = []
         if before is not None:

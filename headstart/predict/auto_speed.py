@@ -190,11 +190,9 @@ class _Play:
     def _find(self, requests: Mapping[Request, _Answer]) -> dict[Request, Copy]:
         if self._copies is None:
             return {}
-        return {
-            request: copy
-            for request in requests
-            if (copy := self._copies.find(request, min(MAX_DRAFTS, self._policy.room(request))))
-        }
+        return self._copies.find_all(
+            requests, lambda request: min(MAX_DRAFTS, self._policy.room(request))
+        )
 
 
 def _drafts(

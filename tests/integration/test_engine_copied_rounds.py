@@ -41,7 +41,14 @@ def start(folder: Path, **settings: Any) -> Engine:
     return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
 
 
-def take_all(engine: Engine, *, drafts: int, confirmed: bool = False, copied: int = 8) -> None:
+def take_all(
+    engine: Engine,
+    *,
+    drafts: int,
+    confirmed: bool = False,
+    copied: int = 8,
+    rows: int | None = None,
+) -> None:
     """Whatever rounds cost: so many drafts of the head, and every copy that there is."""
     assert engine.policy is not None
 
@@ -50,7 +57,7 @@ def take_all(engine: Engine, *, drafts: int, confirmed: bool = False, copied: in
     ) -> PlannedRound:
         sure = frozenset(copies) if confirmed else frozenset[Request]()
         return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, copied),
-                            confirmed=sure)  # fmt: skip
+                            confirmed=sure, rows=rows)  # fmt: skip
 
     engine.policy.plan_round = plan
 
@@ -190,6 +197,21 @@ def test_requests_that_copy_nothing_have_no_rows_for_copies(
     assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
     most = max(k for r in results for k, _ in r.stats.rounds)
     assert most == 8 if "top_p" in fields else most > 8, "processed logits have room for fewer"
+
+
+@pytest.mark.parametrize(("rows", "most"), unless_long([(6, 5)], [(1, 3), (6, 5), (30, 16)]))
+def test_where_a_pass_has_rows_for_fewer_drafts_all_that_copy_have_fewer(
+    folder: Path, prompts: list[list[int]], rows: int, most: int
+) -> None:
+    beside, params = [prompts[0]] * 2, asked(unless_long(8, 40))
+    engine = start(folder, max_running_requests=2)
+    take_all(engine, drafts=1, copied=16, rows=rows)
+    results = run(engine, beside, params)
+    assert ids_of(results) == texts_of(folder, beside, params)
+    assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) == most, (
+        "of passes of 8, 12 and 34 rows"
+    )
 
 
 @pytest.mark.skipif(not IS_LONG, reason="takes long")

@@ -82,7 +82,7 @@ class CapturedRounds(DeviceRounds):
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._copied = 0  # the most drafts that a request copies in the next round
-        self._copying = 0  # requests that may copy in it
+        self._copied_rows = 0  # of all requests in it, beyond the head's drafts
         self._has_copied = False  # whether one could in the round before
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
@@ -149,14 +149,14 @@ class CapturedRounds(DeviceRounds):
             return wanted
         return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
-    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+    def give(self, copies: Mapping[int, GivenCopy], most: int, rows: int) -> None:
         if not copies and not self._copied:
             return
         self.batch.give(copies)
         # A few sizes, so that few rounds are captured.
         sizes = (size for size in (*self.menu, *COPIED) if size >= most)
         found = min(next(sizes, self.sizes.copied), self.sizes.copied)
-        self._copied, self._copying = found if copies else 0, len(copies)
+        self._copied, self._copied_rows = found if copies else 0, rows
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
@@ -164,7 +164,7 @@ class CapturedRounds(DeviceRounds):
         self.shapes.squeezes = self.joins_prompts and not rows  # beside prompts all have as many
         shape = self.shapes.pick(
             count, min(max(drafts), room), self._pending, needs, self._copied,
-            copying=self._copying, after_copies=self._has_copied,
+            copied_rows=self._copied_rows, after_copies=self._has_copied,
         )  # fmt: skip
         self._has_copied = self._copied > 0
         limits = [min(number, shape.num_drafts) for number in drafts]
@@ -301,7 +301,8 @@ class CapturedRounds(DeviceRounds):
         rehearse(self)
 
     def time_passes(self) -> tuple[tuple[int, float], ...]:
-        return tuple(sorted(self.pass_seconds.items()))
+        """Of those that a round may be, by the memory that was planned."""
+        return tuple(sorted(own for own in self.pass_seconds.items() if own[0] <= self._max_rows))
 
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:

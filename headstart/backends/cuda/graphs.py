@@ -18,7 +18,7 @@ import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows
+from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows, most_captured
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
@@ -180,12 +180,12 @@ class RoundShapes:
 
     def pick(
         self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0,
-        *, copying: int = 0, after_copies: bool = False,
+        *, copied_rows: int = 0, after_copies: bool = False,
     ) -> RoundShape:  # fmt: skip
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
 
-        `copied`: drafts of a request at most, where more are copied than the head makes, which so
-        many requests may do (`copying`); `after_copies`: whether any did in the round before.
+        `copied`: drafts of a request at most, where more are copied than the head makes, for which
+        there are `copied_rows`; `after_copies`: whether any were in the round before.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
         a round reads as much as the one before gave. Where K falls by one step of the menu, the
@@ -207,24 +207,30 @@ class RoundShapes:
                 drafts, head_rows = min(1, most), self._late_rows(pending)
         else:
             head_rows = drafts + 1 if most or copied else 0
-        more, packed = self._more_rows(count, drafts, copied, copying, needs)
+        more, packed = self._more_rows(count, drafts, copied, copied_rows, needs)
         size = self.graphs.bucket(count)
         return self._captured(RoundShape(size, drafts, head_rows, needs, more, packed))
 
     def _more_rows(
-        self, count: int, drafts: int, copied: int, copying: int, needs: SamplingNeeds
+        self, count: int, drafts: int, copied: int, copied_rows: int, needs: SamplingNeeds
     ) -> tuple[int, int]:
         """Drafts beyond the head's for which there is room, and rows of the pass where squeezed.
 
-        Only requests that copy have rows for them, unless all have as many in any case.
+        Only requests that copy have rows for them, as many as there are, unless all have as many in
+        any case.
         """
-        size = self.graphs.bucket(count)
+        size, device = self.graphs.bucket(count), self.graphs.device
+        usual = count * (drafts + 1)
+        fitting = min(
+            captured_rows(usual + copied_rows, device), most_captured(self.max_rows, device)
+        )
+        is_squeezed = self.squeezes and fitting > usual
         for total in (copied, *(number for number in reversed(COPIED) if number < copied)):
             more = max(0, total - drafts)
             if not more:
                 break
-            whole, own = size * (drafts + 1 + more), count * (drafts + 1) + copying * more
-            packed = captured_rows(own, self.graphs.device) if self.squeezes else whole
+            whole = size * (drafts + 1 + more)
+            packed = fitting if is_squeezed else whole
             # Logits that are processed are made of all rows that a request could have.
             held = whole if needs.processes or needs.has_logprobs else packed
             if min(held, whole) <= self.max_rows:

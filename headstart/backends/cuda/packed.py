@@ -43,10 +43,19 @@ def num_rows(rows: Sequence[TrunkRows]) -> int:
 
 def captured_rows(rows: int, device: torch.device) -> int:
     """The smallest captured size with room for so many rows."""
-    step = FINE if rows <= _FINE_UP_TO else _COARSE
-    if device.type == "cpu":
-        step = _INTERPRETED
+    step = _step(rows, device)
     return -(-rows // step) * step
+
+
+def most_captured(rows: int, device: torch.device) -> int:
+    """The largest captured size with at most so many rows; 0: none has so few."""
+    return rows - rows % _step(rows, device)
+
+
+def _step(rows: int, device: torch.device) -> int:
+    if device.type == "cpu":
+        return _INTERPRETED
+    return FINE if rows <= _FINE_UP_TO else _COARSE
 
 
 def captured_sizes(device: torch.device) -> list[int]:

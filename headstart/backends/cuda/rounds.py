@@ -30,7 +30,7 @@ from headstart.backends.cuda.kernels.rounds import (
     trunk_rows,
 )
 from headstart.backends.cuda.kernels.sampling import draw
-from headstart.backends.cuda.kernels.squeezed import FEW_ROWS, squeeze_trunk_rows
+from headstart.backends.cuda.kernels.squeezed import FEW_ROWS, fit_drafts, squeeze_trunk_rows
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.shapes import ChoiceShape, RoundShape, TrunkShape
@@ -114,11 +114,12 @@ def _squeezed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> 
     ids, positions, kv_slots = (
         tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
     )
-    tables = batch.tables[:count]
+    tables, drafted = batch.tables[:count], batch.drafted[:count]
+    lengths, left = batch.lengths[:count], batch.left[:count]
+    fit_drafts(lengths, left, drafted, most=rows - 1, rows=shape.rows)
     seen, starts, counts = squeeze_trunk_rows(
-        batch.lengths[:count], batch.left[:count], batch.drafted[:count], tables,
-        model.block_size, batch.ids[:count, :rows], ids, positions, kv_slots,
-        packed.sources[: shape.rows], packed.places[: count * rows],
+        lengths, left, drafted, tables, model.block_size, batch.ids[:count, :rows], ids, positions,
+        kv_slots, packed.sources[: shape.rows], packed.places[: count * rows],
     )  # fmt: skip
     # A program has lines for all rows that a request of its part may have.
     attended = packed.attended[: shape.rows]

@@ -52,6 +52,8 @@ class SamplingNeeds:
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
         """Of a round in which both are."""
+        if self == other:  # nearly always, and asked of every request in every round
+            return self
         return SamplingNeeds(
             processes=self.processes or other.processes,
             processes_drafts=self.processes_drafts or other.processes_drafts,

@@ -8,7 +8,7 @@ after them, and promises more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
@@ -18,9 +18,8 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
-_ROUND_COUNTS = (8, MAX_COPIED)  # more than the head drafts, in captured rounds: few programs
 _LIKELY = 0.5
-_CLEARLY = 1.02  # times the speed that another source must promise
+CLEARLY = 1.02  # times the speed that another source must promise
 # How often a token copied after so long a match is right, before any was seen.
 _PRIORS = {2: 0.4, 3: 0.6, 4: 0.8, 5: 0.9, 6: 0.95}
 _CONFIRMED_PRIOR = 0.85  # and where the head's drafts agree with it
@@ -36,6 +35,8 @@ class CopyRates:
     """How often copied tokens were right, by length of the match and what the head said."""
 
     _rates: dict[tuple[int, bool], AcceptanceRates] = field(default_factory=dict)
+    # Of all requests together, until one has shown something new.
+    _priors: dict[tuple[int, bool], list[float]] = field(default_factory=dict)
 
     def observe(self, request_id: str, copy: Copy, emitted: list[int], *, confirmed: bool) -> None:
         """What a request went on with, at the place that `copy` was for."""
@@ -44,15 +45,17 @@ class CopyRates:
         for kind in {False, confirmed}:
             own = self._rates.setdefault((length_class(copy.length), kind), AcceptanceRates())
             own.observe(request_id, right + is_known, right)
+            self._priors.pop((length_class(copy.length), kind), None)
 
     def gains(self, request_id: str, copy: Copy, *, confirmed: bool = False) -> list[float]:
         """Expected tokens of each copied one: how often it and all before it are right."""
-        kind = length_class(copy.length)
-        own = self._rates.get((kind, confirmed)) or AcceptanceRates()
-        prior = _CONFIRMED_PRIOR if confirmed else _PRIORS[kind]
-        depths = min(len(copy.tokens), MAX_COPIED)  # more are found than a round copies
-        priors = own.overall.priors(depths, first=max(prior, _PRIORS[kind]))
-        return own.gains(request_id, priors)
+        kind = length_class(copy.length), confirmed
+        own = self._rates.get(kind) or AcceptanceRates()
+        if kind not in self._priors:
+            first = max(_CONFIRMED_PRIOR if confirmed else 0.0, _PRIORS[kind[0]])
+            self._priors[kind] = own.overall.priors(MAX_COPIED, first=first)
+        # More are found than a round copies.
+        return own.gains(request_id, self._priors[kind][: len(copy.tokens)])
 
     def forget(self, request_id: str) -> None:
         for own in self._rates.values():
@@ -67,6 +70,15 @@ class PlannedRound:
     copied: dict[Request, int] = field(default_factory=dict)
     least_gain: float = 1.0  # expected tokens from which on one more row pays
     confirmed: frozenset[Request] = frozenset()  # that copy only what the head's drafts agree with
+    rows: int | None = None  # of all requests beyond the head's drafts; None: for all that copy
+
+    @property
+    def num_rows(self) -> int:
+        """Of a captured round, beyond those of the head's drafts."""
+        if self.rows is not None:
+            return self.rows
+        usual = max(self.head.values(), default=0)
+        return sum(max(0, drafts - usual) for drafts in self.copied.values())
 
 
 def with_copies(
@@ -86,7 +98,7 @@ def with_copies(
         own, gains = drafts[request], copy_gains[request]
         without = tokens - sum(head_gains[request][:own])
         others = _without(active, own)
-        best, least = 0, speed * _CLEARLY
+        best, least = 0, speed * CLEARLY
         for count in _COUNTS:
             if count > len(gains):
                 break
@@ -123,51 +135,6 @@ def with_more_rows(
         for request, count in planned.copied.items()
     }
     return replace(planned, copied=copied)
-
-
-def round_with_copies(
-    head: Mapping[Request, int],
-    head_gains: Mapping[Request, Sequence[float]],
-    copy_gains: Mapping[Request, Sequence[float]],
-    agreed_gains: Mapping[Request, Sequence[float]],
-    seconds: Callable[[int, int], float],
-) -> PlannedRound:
-    """Which requests copy in a captured round, in which all that copy have as many rows.
-
-    Those whose copy promises less than their head copy only what the head's drafts agree with; what
-    that promises is in `agreed_gains`. `seconds`: of a round with so many drafts of so many
-    requests that copy; in rows that the head's drafts have in any case, copies cost nothing.
-    """
-    tokens = {r: sum(head_gains[r][:k]) for r, k in head.items()}
-    usual, without = max(head.values(), default=0), len(head) + sum(tokens.values())
-    best, speed = PlannedRound(dict(head)), without / seconds(usual, 0)
-    clearly = _CLEARLY * speed
-    for total in (usual, *(count for count in _ROUND_COUNTS if count > usual)):
-        more = {r: sum(gains[:total]) - tokens[r] for r, gains in copy_gains.items()}
-        sure = [r for r, gain in more.items() if gain > 0]
-        unsure = frozenset(more) - frozenset(sure)
-        gain = sum(more[r] for r in sure)
-        behind = sum(
-            _behind(head_gains[r][: head[r]], copy_gains[r], agreed_gains[r], total) for r in unsure
-        )
-        for given, found in ((sure, gain), (list(more), gain + behind)):
-            expected = (without + found) / seconds(total, len(given))
-            least = max(speed, clearly) if total > usual else speed
-            if total and given and expected > least:
-                copied = dict.fromkeys(given, total)
-                best = PlannedRound(dict(head), copied, confirmed=unsure & frozenset(given))
-                speed = expected
-    return best
-
-
-def _behind(
-    head: Sequence[float], copied: Sequence[float], agreed: Sequence[float], total: int
-) -> float:
-    """Expected tokens of a copy that goes on after the head's drafts, all of which are right."""
-    drafts = len(head)
-    if not 0 < drafts < len(copied):
-        return 0.0
-    return min(head[-1], copied[drafts - 1]) * sum(agreed[drafts:total]) / agreed[drafts - 1]
 
 
 def more_copied(gains: Sequence[float], num_drafts: int, least_gain: float) -> int:

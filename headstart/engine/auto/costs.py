@@ -36,11 +36,14 @@ class RoundCosts:
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         """One trunk pass over `rows` rows of `batch` requests, and the decision."""
-        drafts = rows / batch - 1
-        seconds = surface_at(self.verify, batch, drafts)
-        if self.context:
-            seconds += context * max(0.0, surface_at(self.context, batch, drafts))
-        return seconds
+        seconds = surface_at(self.verify, batch, rows / batch - 1)
+        return seconds + context * self.token_seconds(batch, rows) if context else seconds
+
+    def token_seconds(self, batch: int, rows: int) -> float:
+        """What a token of context adds to that."""
+        if not self.context:
+            return 0.0
+        return max(0.0, surface_at(self.context, batch, rows / batch - 1))
 
     def draft_seconds(self, batch: int) -> float:
         """One token drafted for each of `batch` requests; nothing for none."""
@@ -66,8 +69,8 @@ class RoundCosts:
     def _pass_seconds(self, rows: int) -> float:
         if not self.passes:
             return self.verify_seconds(rows, rows)
-        size = next((size for size, _ in self.passes if size >= rows), rows)
-        return curve_at(self.passes, size)
+        at = bisect_left(self.passes, (rows,))
+        return self.passes[at][1] if at < len(self.passes) else curve_at(self.passes, rows)
 
     def round_seconds(self, batch: int, drafts: int, context: int = 0) -> float:
         """A round in which every request has the same number of drafts."""

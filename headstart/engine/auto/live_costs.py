@@ -9,6 +9,7 @@ menu: requests that draft less are masked inside it, which saves nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -77,7 +78,7 @@ class LiveCosts:
         """Costs as profiled; every round asks for many of the same."""
         self.table = table
         self._verify, self._draft = cache(table.verify_seconds), cache(table.draft_seconds)
-        self._start = cache(table.start_seconds)
+        self._start, self._token = cache(table.start_seconds), cache(table.token_seconds)
 
     def seconds(self, batch: int, num_drafts: int, context: int = 0) -> float:
         """A round in which every request drafts as much; `context` counts tokens of all requests.
@@ -107,26 +108,25 @@ class LiveCosts:
         verification = self.verify_seconds(batch, batch + sum(active) + more_rows, context)
         return verification + self._drafting(active) + self._overhead
 
-    def with_rows(
-        self, batch: int, drafts: int, total: int, copying: int, context: int = 0
-    ) -> float:
-        """A captured round in which some requests have rows for more drafts than the head makes.
+    def added_seconds(self, batch: int, drafts: int, total: int, rows: float) -> float:
+        """What so many rows add to a captured round, for more drafts than the head makes.
 
-        `total` of each that copies; the head reads later what they give. Where requests cannot have
-        different numbers of rows all have as many.
+        `total` of each request that copies at most; the head reads later what they give. Where
+        requests cannot have different numbers of rows all have as many.
         """
-        usual, more = self.seconds(batch, drafts, context), total - drafts
-        if more <= 0 or not copying:
-            return usual
-        rows = (copying if self.table.passes else batch) * more
+        more = total - drafts
+        if more <= 0 or not rows:
+            return 0.0
+        added = math.ceil(rows) if self.table.passes else batch * more
         read = (total + 1) * self.table.catch_up_seconds(batch)
-        return usual + self.table.more_rows_seconds(batch * (drafts + 1), rows) + read
+        return self.table.more_rows_seconds(batch * (drafts + 1), added) + read
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))
-        if self.table.context:
-            return self.table.verify_seconds(batch, rows, context) * factor
-        return self._verify(batch, rows) * factor
+        seconds = self._verify(batch, rows)
+        if context:
+            seconds += context * self._token(batch, rows)
+        return seconds * factor
 
     def draft_seconds(self, batch: int) -> float:
         return self._draft(batch) * self._corrections.factor(self._draft_key(batch))

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Literal
 
 from headstart.copying.drafts import Copy
+from headstart.engine.auto.copied_rounds import CopiedRounds
 from headstart.engine.auto.copies import (
     CopyRates,
     PlannedRound,
     more_copied,
-    round_with_copies,
     with_copies,
     with_more_rows,
 )
@@ -38,12 +38,9 @@ class DraftPolicy:
     """Chooses K for every running request, every round."""
 
     def __init__(
-        self,
-        options: EngineOptions,
-        max_len: int,
-        costs: RoundCosts | None = None,
+        self, options: EngineOptions, max_len: int, costs: RoundCosts | None = None,
         greedy_costs: RoundCosts | None = None,
-    ):
+    ):  # fmt: skip
         """`costs` are of rounds that the host drives; needed where a request may ask for `auto`.
 
         `greedy_costs`: of rounds in which all requests are greedy, where they differ.
@@ -60,8 +57,10 @@ class DraftPolicy:
         """Forget what requests have shown; what rounds cost stays known."""
         self.rates = AcceptanceRates()
         self.copy_rates = CopyRates()
+        self._copied_rounds = CopiedRounds(self.copy_rates)
         self._copying_rounds = 0
         self._exploration = Exploration(self.rates, self._options.max_drafts)
+        self._promised: dict[Request, list[float]] = {}  # tokens of drafts, for the next round
         self._last_k: dict[str, int] = {}  # by request
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
         self.reason = ""
@@ -88,6 +87,7 @@ class DraftPolicy:
             self.reason = f"{num_running} requests run, more than speculate_off_above {limit}"
             self.decided_by = "off_above"
             return dict.fromkeys(requests, 0)
+        self._promised = {}
         rooms = {request: self.room(request) for request in requests}
         fixed = {
             request: asked if uniform else min(asked, rooms[request])
@@ -122,8 +122,7 @@ class DraftPolicy:
         costs = self._host_costs(requests)
         if not free or costs is None:
             return PlannedRound(head, given)
-        priors = self.rates.overall.priors(max(head.values()))
-        head_gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
+        head_gains = self._head_gains(head)
         copy_gains = {r: self.copy_rates.gains(r.id, copy) for r, copy in free.items()}
         context = sum(len(request.tokens) for request in requests)
         planned = with_copies(head, head_gains, free, copy_gains, costs, context)
@@ -137,27 +136,23 @@ class DraftPolicy:
     ) -> PlannedRound:
         """Drafts of a device round; `copies` is what requests could copy."""
         head = self.choose(requests, num_running=num_running, uniform=True)
-        if not copies or self.decided_by == "off_above":
-            return PlannedRound(head)
+        if self.decided_by == "off_above":
+            copies = {}
         given = self._given(copies)
         free = {r: copy for r, copy in copies.items() if not isinstance(self._asked(r), int)}
         costs = self.uniform_costs or self._host_costs(requests)
         if not free or costs is None:
+            self._copied_rounds.clear()
             return PlannedRound(head, given)
-        rates = self.copy_rates
-        copied = {r: rates.gains(r.id, copy) for r, copy in free.items()}
-        agreed = {r: rates.gains(r.id, copy, confirmed=True) for r, copy in free.items()}
-        priors = self.rates.overall.priors(max(head.values()))
-        gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
-        most, context = max(head.values()), sum(len(request.tokens) for request in requests)
+        context = sum(len(request.tokens) for request in requests)
+        planned = self._copied_rounds.plan(head, self._head_gains(head), free, costs, context)
+        more = PlannedRound(head, given).num_rows
+        return replace(planned, copied={**given, **planned.copied}, rows=planned.num_rows + more)
 
-        def seconds(drafts: int, copying: int) -> float:
-            if costs.uniform:
-                return costs.with_rows(len(head), most, drafts, copying, context)
-            return costs.seconds_with([0] * len(head), len(head) * drafts)
-
-        planned = round_with_copies(head, gains, copied, agreed, seconds)
-        return replace(planned, copied={**given, **planned.copied})
+    def _head_gains(self, head: Mapping[Request, int]) -> dict[Request, list[float]]:
+        """Expected tokens of the head's drafts, as they were known when numbers were chosen."""
+        known, priors = self._promised, self.rates.overall.priors(max(head.values()))
+        return {r: (known.get(r) or self.rates.gains(r.id, priors))[:k] for r, k in head.items()}
 
     def more_copied(self, request: Request, copy: Copy, planned: PlannedRound) -> int:
         """Tokens to copy after the head's drafts, which agree with the copy as far as they go."""
@@ -188,7 +183,8 @@ class DraftPolicy:
 
     def room(self, request: Request) -> int:
         """Drafts that can still be used: a round emits one token more than it drafts."""
-        return max(0, min(request.room, self._max_len - len(request.tokens)) - 1)
+        longest = min(len(request.prompt_ids) + request.max_tokens, self._max_len)
+        return max(0, longest - len(request.tokens) - 1)
 
     def _fastest(
         self, rooms: Mapping[Request, int], fixed: Mapping[Request, int], costs: LiveCosts
@@ -197,6 +193,7 @@ class DraftPolicy:
         priors = self.rates.overall.priors(self._options.max_drafts)
         longest = self.rates.overall.priors(max(fixed.values(), default=0))
         gains = {r: self.rates.gains(r.id, priors[:room]) for r, room in rooms.items()}
+        self._promised = gains
         context = sum(len(request.tokens) for request in [*rooms, *fixed])
         choice = costs.best(
             [self._biased(r, own, costs.hysteresis) for r, own in gains.items()],
@@ -295,5 +292,7 @@ class DraftPolicy:
     def forget(self, request: Request) -> None:
         self.rates.forget(request.id)
         self.copy_rates.forget(request.id)
+        self._copied_rounds.forget(request)
+        self._promised.pop(request, None)
         self._last_k.pop(request.id, None)
         self._exploration.forget(request.id)

@@ -54,10 +54,17 @@ class Rates:
     def cumulative(self, priors: list[float]) -> list[float]:
         """P(drafts 1 to depth are all right), for every depth that has a prior."""
         result, chain = [], 1.0
-        for depth, prior in enumerate(priors, 1):
-            chain *= self.conditional(depth, prior, _OTHERS_WEIGHT)
+        seen = zip(priors, self.tried, self.right, strict=False)
+        for prior, tried, right in seen:  # as `conditional`, which is called very often
+            chain *= (right + prior * _OTHERS_WEIGHT) / (tried + _OTHERS_WEIGHT)
+            result.append(chain)
+        for prior in priors[len(result) :]:
+            chain *= prior
             result.append(chain)
         return result
+
+
+_NOTHING = Rates()  # was seen
 
 
 class AcceptanceRates:
@@ -74,7 +81,7 @@ class AcceptanceRates:
 
     def gains(self, request_id: str, priors: list[float]) -> list[float]:
         """Expected tokens of each draft of a request: cumulative rates, by depth."""
-        return self._own.get(request_id, Rates()).cumulative(priors)
+        return self._own.get(request_id, _NOTHING).cumulative(priors)
 
     def fade(self, request_ids: Iterable[str]) -> None:
         """Before these requests draft again."""

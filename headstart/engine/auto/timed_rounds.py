@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
 
@@ -47,10 +47,11 @@ class Cell:
 class _AlwaysCopies(ContextDrafter):
     """Finds something to copy in every round in which a request is to copy."""
 
-    def find(self, request: Request, count: int) -> Copy | None:
-        if request.params.draft_from != "context" or count < 1:
-            return None
-        return Copy(request.tokens[:1] * count, 1)
+    def find_all(
+        self, requests: Iterable[Request], count: Callable[[Request], int]
+    ) -> dict[Request, Copy]:
+        counts = {r: count(r) for r in requests if r.params.draft_from == "context"}
+        return {r: Copy(r.tokens[:1] * most, 1) for r, most in counts.items() if most > 0}
 
 
 @dataclass

@@ -463,6 +463,7 @@ JOBS: list[Job] = [
                    "num_warps": 8}, LOSSES),
     (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 1024}, {}),
     (copies._follow, {"BLOCK": 32, "num_warps": 1}, BATCH),
+    (squeezed._fit_drafts, {"MOST": 16, "REQUESTS": 64, "num_warps": 1}, BATCH),
     (squeezed._squeeze_rows, {"ROWS": 9, "BLOCK": 16, "REQUESTS": 64, "FILL": 128, "PAGE": 16,
                               "num_warps": 1}, BATCH),
 ]  # fmt: skip

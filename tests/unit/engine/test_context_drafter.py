@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -41,6 +41,28 @@ def test_the_last_tokens_of_a_very_long_prompt_are_indexed(monkeypatch: pytest.M
     late.tokens += found.tokens
     again = own.find(late, 2)
     assert again is not None and again.tokens == [46, 47]
+
+
+def test_a_request_that_asks_for_something_else_meanwhile_copies_no_more() -> None:
+    own, one = ContextDrafter(EngineOptions(speculate="auto")), request([1, 2, 3] * 4)
+    sources: tuple[Literal["auto", "head", "context"], ...] = ("auto", "head", "context")
+    for source in sources:
+        one.params = SamplingParams(draft_from=source)
+        found = own.find(one, 2)
+        assert (found is None) == (source == "head") == (own.found(one) is None)
+
+
+def test_how_many_tokens_is_asked_only_of_requests_that_could_copy() -> None:
+    own, asked = ContextDrafter(EngineOptions(speculate="auto")), list[str]()
+    same, new = request([1, 2, 3] * 4), request([*range(12)])
+    new.id = "b"
+
+    def count(one: Request) -> int:
+        asked.append(one.id)
+        return 2
+
+    found = own.find_all([same, new], count)
+    assert asked == ["a"] and found == {same: own.found(same)} and found[same].tokens == [1, 2]
 
 
 CASES: list[tuple[Any, dict[str, Any], bool]] = [

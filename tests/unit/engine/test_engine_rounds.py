@@ -91,8 +91,8 @@ class Device(DeviceRounds):
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.takes_rows
 
-    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
-        self.calls.append(("give", dict(copies), most))
+    def give(self, copies: Mapping[int, GivenCopy], most: int, rows: int) -> None:
+        self.calls.append(("give", dict(copies), most, rows))
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         self.calls.append(("launch", list(drafts)))
@@ -189,15 +189,15 @@ def test_copies_go_to_the_device_by_index_and_it_says_what_it_made_of_them() -> 
         request("c", acceptance="rejection")
     )
     copy = GivenCopy(4, [1, 2, 3])
-    host.rounds.advance({}, (), GivenCopies({other: copy}, 8))
-    assert ("give", {1: copy}, 8) in host.device.calls
+    host.rounds.advance({}, (), GivenCopies({other: copy}, 8, 5))
+    assert ("give", {1: copy}, 8, 5) in host.device.calls
     assert host.rounds._flight is not None
     made = [Emitted([5]), Emitted([1, 2, 9], num_drafts=3, num_of_head=0)]
     host.rounds._flight.launched.collect = lambda: made
     outcomes = {each.request: each for each in host.advance()}
     assert (outcomes[other].num_drafts, outcomes[other].num_of_head) == (3, 0)
     assert outcomes[one].num_of_head is None
-    assert ("give", {}, 0) in host.device.calls, "nothing is copied twice"
+    assert ("give", {}, 0, 0) in host.device.calls, "nothing is copied twice"
 
 
 class Even:

@@ -1,7 +1,9 @@
 """Rows of a verification in which each request has as many as it has drafts, without gaps.
 
 Requests that copy have many drafts, those beside them few: no row is computed for drafts that are
-not there. Requests are as in `rounds.py`; B of them, R rows of each at most, M rows of the pass.
+not there. A pass is launched before it is known which requests go on copying, so there may be more
+drafts than it has rows; then those of all that copy are cut alike. Requests are as in `rounds.py`;
+B of them, R rows of each at most, M rows of the pass.
 """
 
 from __future__ import annotations
@@ -14,6 +16,38 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.jit import jit
 
 FEW_ROWS = 4  # up to which requests attend in programs for few rows
+
+
+def fit_drafts(lengths: Tensor, left: Tensor, limits: Tensor, *, most: int, rows: int) -> None:
+    """Cut drafts, of which `limits` [B] count and `most` of a request at most, to a pass's rows.
+
+    All requests have at most as many then, and the first of them one more where rows are left.
+    There is a row for each request's newest token.
+    """
+    requests = len(limits)
+    _fit_drafts[(1,)](
+        lengths, left, limits, requests, rows, MOST=most,
+        REQUESTS=triton.next_power_of_2(requests), num_warps=1,
+    )  # fmt: skip
+
+
+@jit(do_not_specialize=["requests", "total"])
+def _fit_drafts(lengths, left, limits, requests, total, MOST: tl.constexpr,
+                REQUESTS: tl.constexpr):  # fmt: skip
+    request = tl.arange(0, REQUESTS)
+    is_request = request < requests
+    room = tl.load(left + request, is_request, 0)
+    is_running = is_request & (tl.load(lengths + request, is_request, 0) > 0) & (room > 0)
+    drafts = tl.minimum(tl.load(limits + request, is_request, 0), room - 1)
+    rows = tl.where(is_running, drafts + 1, 0)
+    most = MOST
+    for _ in range(MOST):
+        needed = tl.sum(tl.minimum(rows, most + 1), 0)
+        most = tl.where(needed > total, most - 1, most)
+    is_cut = rows > most + 1
+    spare = total - tl.sum(tl.minimum(rows, most + 1), 0)
+    has_more = tl.cumsum(is_cut.to(tl.int32), 0) <= spare
+    tl.store(limits + request, most + has_more.to(tl.int32), is_cut)
 
 
 def squeeze_trunk_rows(

@@ -19,6 +19,7 @@ from headstart.backends.cuda.packed import (
     captured_sizes,
     first_sizes,
     joinable_rows,
+    most_captured,
     num_groups,
     num_rows,
     starts_of,
@@ -50,6 +51,9 @@ def test_a_pass_has_few_rows_more_than_there_are() -> None:
     ]  # fmt: skip
     assert captured_sizes(GPU)[-2:] == [1920, MOST_JOINED_ROWS] and len(captured_sizes(GPU)) == 24
     assert captured_rows(5, CPU) == 8, "the interpreter takes milliseconds for each"
+    assert [most_captured(count, GPU) for count in (63, 64, 100, 1100, 1152)] == [
+        0, 64, 64, 1024, 1152,
+    ]  # fmt: skip
 
 
 def test_some_sizes_are_captured_at_the_start() -> None:

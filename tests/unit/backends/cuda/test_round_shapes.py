@@ -94,28 +94,28 @@ def test_a_time_counts_where_the_round_is_what_was_wanted(
 
 
 @pytest.mark.parametrize(
-    ("copied", "copying", "more", "packed"),
-    [(3, 2, 0, 0), (8, 2, 5, 256), (8, 16, 5, 320), (16, 16, 13, 448), (16, 40, 5, 448),
-     (8, 64, 5, 0)],
+    ("copied", "rows", "more", "packed"),
+    [(3, 0, 0, 0), (8, 10, 5, 256), (8, 80, 5, 320), (16, 208, 13, 448), (16, 500, 13, 576),
+     (8, 330, 5, 0)],
     ids=["in rows that are there", "two of them", "rounded up", "more each", "no room for so many",
-         "all of them"],
+         "as many as all could have"],
 )  # fmt: skip
 def test_only_requests_that_copy_have_rows_for_more_drafts(
-    copied: int, copying: int, more: int, packed: int
+    copied: int, rows: int, more: int, packed: int
 ) -> None:
     own = shapes(menu=MENU, max_rows=576, squeezes=True)
-    shape = own.pick(60, 3, 4, PLAIN, copied, copying=copying)
+    shape = own.pick(60, 3, 4, PLAIN, copied, copied_rows=rows)
     assert shape == RoundShape(64, 3, 4, PLAIN, more, packed)
     assert shape.trunk.rows == shape.choice.packed == packed and shape.drafts.columns == 3 + more
 
 
 def test_where_all_have_as_many_rows_there_is_room_for_fewer() -> None:
     own = shapes(menu=MENU, max_rows=576)
-    assert own.pick(60, 3, 4, PLAIN, 16, copying=2) == RoundShape(64, 3, 4, PLAIN, 5)
-    assert own.pick(3, 3, 4, PLAIN, 16, copying=1) == RoundShape(4, 3, 4, PLAIN, 13)
+    assert own.pick(60, 3, 4, PLAIN, 16, copied_rows=26) == RoundShape(64, 3, 4, PLAIN, 5)
+    assert own.pick(3, 3, 4, PLAIN, 16, copied_rows=13) == RoundShape(4, 3, 4, PLAIN, 13)
     processed = SamplingNeeds(processes=True)
     squeezed = shapes(menu=MENU, max_rows=576, squeezes=True)
-    shape = squeezed.pick(60, 3, 4, processed, 16, copying=2)
+    shape = squeezed.pick(60, 3, 4, processed, 16, copied_rows=10)
     assert shape == RoundShape(64, 3, 4, processed, 5, 256) and not shape.choice.packed
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from headstart.copying.drafts import Copy
+from headstart.engine.auto.copied_rounds import CopiedRounds, Promise, round_with_copies
 from headstart.engine.auto.copies import (
     CopyRates,
     PlannedRound,
     length_class,
     more_copied,
-    round_with_copies,
     with_copies,
     with_more_rows,
 )
@@ -23,6 +23,7 @@ from headstart.sampling.params import SamplingParams
 
 # A row more costs a hundredth of a round, a draft step of the head a tenth.
 COSTS = RoundCosts(((1, ((0, 1.0), (16, 1.16))), (4, ((0, 1.0), (16, 1.64)))), ((1, 0.1), (4, 0.1)))
+RoundSeconds = Callable[[int, float], float]
 
 
 def request(name: str) -> Request:
@@ -132,38 +133,78 @@ def test_a_copy_goes_on_as_long_as_a_row_pays() -> None:
     assert more_copied([0.9, 0.8], 2, 0.15) == 0
 
 
+def promised(gains: Sequence[float], going: float = 1.0) -> Promise:
+    return Promise(gains, gains, going)
+
+
+SURE = [0.99**i for i in range(1, 17)]
+
+
 def test_captured_rounds_get_more_rows_where_these_pay_and_copy_in_those_there_are() -> None:
     few, many = request("a"), [request(str(number)) for number in range(30)]
     head = {few: 2, **dict.fromkeys(many, 2)}
     gains = {each: [0.6, 0.4] for each in head}
-    sure = [0.99**i for i in range(1, 17)]
 
-    def dear(drafts: int, copying: int) -> float:
+    def dear(drafts: int, rows: float) -> float:
         return 31.0 * (1 + drafts * 0.2)  # all have as many rows
 
-    def cheap(drafts: int, copying: int) -> float:
-        return 93 + copying * (drafts - 2) * 0.05
+    def cheap(drafts: int, rows: float) -> float:
+        return 93 + rows * 0.05
 
-    one, none = {few: sure}, [0.01] * 16
-    assert round_with_copies(head, gains, one, one, dear).copied == {few: 2}
-    assert round_with_copies(head, gains, {few: none}, one, dear).copied == {}
-    assert round_with_copies(head, gains, one, one, cheap).copied == {few: 16}
-    planned = round_with_copies(
-        head, gains, {few: sure, many[0]: [0.5, *none]}, {few: sure, many[0]: sure}, cheap
-    )
-    assert planned.copied == {few: 16}, "a copy that is hardly ever right is worth no row"
-    assert planned.confirmed == frozenset() and planned.head == head
+    one, none = {few: promised(SURE)}, [0.01] * 16
+    assert round_with_copies(head, gains, one, dear).copied == {few: 2}
+    assert round_with_copies(head, gains, {few: Promise(none, SURE)}, dear).copied == {}
+    assert round_with_copies(head, gains, one, cheap).copied == {few: 16}
+    both = {few: promised(SURE), many[0]: Promise([0.5, *none], SURE)}
+    planned = round_with_copies(head, gains, both, cheap)
+    assert planned.copied == {few: 16, many[0]: 16} and planned.confirmed == {many[0]}
+    assert planned.num_rows == 15, "a copy that is hardly ever right has hardly a row"
+    assert planned.head == head
 
 
 def test_copies_that_promise_less_go_on_after_drafts_that_agree_with_them() -> None:
     sure, unsure = request("a"), request("b")
     head = {sure: 2, unsure: 2}
     gains = {each: [0.9, 0.8] for each in head}
-    agreed = [0.99**i for i in range(1, 17)]
-    copies = {sure: agreed, unsure: [0.6, 0.5, *[0.01] * 14]}
-    both = {sure: agreed, unsure: agreed}
-    planned = round_with_copies(head, gains, copies, both, lambda drafts, copying: 1 + copying / 9)
+    copies = {sure: promised(SURE), unsure: Promise([0.6, 0.5, *[0.01] * 14], SURE)}
+    planned = round_with_copies(head, gains, copies, lambda drafts, rows: 1 + rows / 99)
     assert planned.copied == {sure: 16, unsure: 16} and planned.confirmed == {unsure}
+    assert planned.num_rows == 14 + 14 * 0.5, "it copies where the head agrees: in half of rounds"
+
+
+def test_rows_are_for_copies_that_are_expected_to_go_on() -> None:
+    requests = [request(str(number)) for number in range(8)]
+    head, gains = dict.fromkeys(requests, 0), {r: list[float]() for r in requests}
+    going = {r: promised(SURE, 0.25 if at < 4 else 1.0) for at, r in enumerate(requests)}
+    planned = round_with_copies(head, gains, going, lambda drafts, rows: 1 + rows / 99)
+    assert planned.copied == dict.fromkeys(requests, 16) and planned.num_rows == 5 * 16
+    for wanted, rows in ((80, 80), (79, 79), (50, 50)):  # passes hold no more than that
+        found = round_with_copies(
+            head, gains, going, lambda drafts, rows: 1 + rows / 99, sizes=[16, wanted]
+        )
+        assert found.num_rows == rows and found.copied == planned.copied
+
+    def dear_above(most: int) -> RoundSeconds:
+        return lambda drafts, rows: 1 + (rows > most)
+
+    found = round_with_copies(head, gains, going, dear_above(64), sizes=[32, 64, 96])
+    assert found.num_rows == 64, "all have fewer rather than a larger pass"
+
+
+def test_how_likely_copies_go_on_is_known_from_those_under_way() -> None:
+    rates, one, other = CopyRates(), request("a"), request("b")
+    for number in range(30):  # spans of 40 tokens, at any place of which a round may begin
+        rates.observe("c", copy(40), [*copy(40).tokens[: 5 * number % 40], 7], confirmed=False)
+    rounds, costs = CopiedRounds(rates), LiveCosts(COSTS, uniform=True)
+    head, copies = {one: 0, other: 0}, {one: copy(40), other: copy(3)}
+    gains = {one: list[float](), other: list[float]()}
+    first = rounds.plan(head, gains, {one: copies[one]}, costs, 0)
+    assert first.copied == {one: 16}
+    promises = {r: rounds._promise(r, own) for r, own in copies.items()}
+    assert promises[one].going == promises[one].gains[15] < 0.8
+    assert promises[other].going == promises[other].gains[0]
+    rounds.clear()
+    assert rounds._promise(one, copies[one]).going == promises[one].gains[0]
 
 
 def test_rows_cost_what_timed_passes_say_and_only_those_that_are_there() -> None:
@@ -172,10 +213,9 @@ def test_rows_cost_what_timed_passes_say_and_only_those_that_are_there() -> None
         passes=((16, 1.0), (32, 1.0), (48, 1.7), (64, 2.0)),
     )  # fmt: skip
     costs = LiveCosts(table, uniform=True)
-    usual = costs.seconds(4, 3)
-    assert costs.with_rows(4, 3, 3, 2) == costs.with_rows(4, 3, 16, 0) == usual
-    assert costs.with_rows(4, 3, 8, 2) == pytest.approx(usual + 9 * 0.02)
-    assert costs.with_rows(4, 3, 12, 2) == pytest.approx(usual + 0.7 + 13 * 0.02), "48 rows for 34"
-    assert costs.with_rows(4, 3, 15, 4) == pytest.approx(usual + 1.0 + 16 * 0.02)
+    assert costs.added_seconds(4, 3, 3, 10) == costs.added_seconds(4, 3, 16, 0) == 0
+    assert costs.added_seconds(4, 3, 8, 10) == pytest.approx(9 * 0.02)
+    assert costs.added_seconds(4, 3, 12, 17.5) == pytest.approx(0.7 + 13 * 0.02), "48 rows for 34"
+    assert costs.added_seconds(4, 3, 15, 48) == pytest.approx(1.0 + 16 * 0.02)
     whole = LiveCosts(RoundCosts(table.verify, catch_up=table.catch_up, window=15), uniform=True)
-    assert whole.with_rows(4, 3, 15, 1) == whole.with_rows(4, 3, 15, 4) > usual + 16 * 0.02
+    assert whole.added_seconds(4, 3, 15, 12) == whole.added_seconds(4, 3, 15, 48) > 16 * 0.02

@@ -18,7 +18,7 @@ from headstart.backends.cuda.kernels.rounds import (
     pack_trunk_rows,
     trunk_rows,
 )
-from headstart.backends.cuda.kernels.squeezed import FEW_ROWS, squeeze_trunk_rows
+from headstart.backends.cuda.kernels.squeezed import FEW_ROWS, fit_drafts, squeeze_trunk_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = 4
@@ -91,6 +91,27 @@ def test_rows_of_requests_with_different_numbers_of_drafts_have_no_gaps(seed: in
         at += count
     assert not ids[at:].any() and not positions[at:].any() and not sources[at:].any()
     assert kv_slots[at:].tolist() == [-1] * (total - at)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_that_a_pass_has_no_rows_for_are_cut_alike(seed: int) -> None:
+    numbers, requests, most = random.Random(seed), 5, 8
+    lengths = [numbers.choice([0, 5, 10]) for _ in range(requests)]
+    left = [numbers.choice([0, 1, 3, 99]) for _ in range(requests)]
+    limits = [numbers.choice([1, 1, 6, most]) for _ in range(requests)]
+    going = [i for i in range(requests) if lengths[i] and left[i]]
+    wanted = {i: min(limits[i], left[i] - 1) for i in going}
+    for rows in range(len(going), requests * (most + 1) + 1):
+        found = ints(*limits, 77)
+        fit_drafts(ints(*lengths), ints(*left), found[:requests], most=most, rows=rows)
+        assert found[requests] == 77
+        room, expected = rows - len(going), dict.fromkeys(going, 0)
+        for depth in range(most):  # a row for each in turn
+            for i in going:
+                if depth < wanted[i] and room:
+                    expected[i], room = expected[i] + 1, room - 1
+        assert {i: min(int(found[i]), left[i] - 1) for i in going} == expected
+        assert all(int(found[i]) == limits[i] for i in range(requests) if i not in going)
 
 
 def test_head_rows_are_the_tokens_of_the_last_round() -> None:
