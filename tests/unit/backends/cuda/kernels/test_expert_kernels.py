@@ -127,10 +127,8 @@ def test_experts_with_more_pairs_than_64_have_wider_tiles() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_tiles_of_128_pairs_are_not_used_on_a_gpu_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_128_pairs_are_for_types_of_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels.triton.knobs.runtime, "interpret", False)
-    assert [kernels.most_pairs(kind) for kind in (torch.bfloat16, torch.float32)] == [64, 64]
-    monkeypatch.setattr(kernels, "HAS_WIDE_TILES_ON_GPUS", True)
     assert [kernels.most_pairs(kind) for kind in (torch.bfloat16, torch.float32)] == [128, 64]
 
 
