@@ -24,6 +24,8 @@ from headstart.documents import misfit, parse_json
 
 _IDLE_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_MOST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc takes no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ class Task:
 
 def main() -> int:
     _end_with_parent()
+    _keep_freed_memory()
     commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
     task = Task.of(sys.stdin.readline())
     threading.Thread(target=_listen, args=(commands,), daemon=True).start()
@@ -77,6 +80,14 @@ def tell(name: str, facts: dict[str, Any]) -> None:
 def _end_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _keep_freed_memory() -> None:
+    """Do not return freed memory to the system: each step wants the same tensors of some 26 MB."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc has it, musl does not
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _give_way() -> None:
