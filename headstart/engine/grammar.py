@@ -1,6 +1,7 @@
 """A request's grammar, guarded: one that fails may end its own request only.
 
-A grammar is foreign code, so what it raises and returns is checked.
+A grammar is foreign code, so what it raises and returns is checked. Of those that answer together
+a call that fails while it moves them on ends the requests of that call.
 
 Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
@@ -109,7 +110,13 @@ class GuardedGrammar:
     def num_words(self) -> int:
         """Of masks in words: no token behind them fits."""
         most = num_words(self._num_tokens)
-        return min(cast(BatchGrammar, self._grammar).num_words(), most) if self.of_many else most
+        if self.of_many is None:
+            return most
+        try:
+            return min(max(1, int(cast(BatchGrammar, self._grammar).num_words())), most)
+        except Exception as error:
+            self.fail("num_words", error)
+            return most
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.

@@ -6,6 +6,7 @@ now, and what the round then accepts of them need not be taken again.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
@@ -13,6 +14,10 @@ import numpy as np
 
 from headstart.backends.base import RoundMasks
 from headstart.engine.grammar import BatchGrammar, Grammar, GuardedGrammar
+
+# Seconds of a processor, behind which no further draft of a round is followed: rounds of all requests
+# wait meanwhile.
+_MOST_SECONDS = 0.05
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
 
@@ -71,16 +76,22 @@ class MaskBatch:
             self._fill(kind, own, 0)
 
     def follow(self, drafts: Mapping[int, Sequence[int]]) -> None:
-        """Find what comes behind drafts, of each up to the first that does not fit."""
+        """Find what comes behind drafts, of each up to the first that does not fit.
+
+        Where that takes long, masks end before that, and drafts do not count behind the last one.
+        """
+        until = time.thread_time() + _MOST_SECONDS
         begun = {i: self._grammars[i].of_many for i in drafts if i in self._rows.ends}
         for kind, going in _by_kind(begun).items():
             depth = 0
             while tokens := {i: drafts[i][depth] for i in going if len(drafts[i]) > depth}:
+                if time.thread_time() > until:
+                    return
                 fitting = self._rows.allowing(list(tokens), list(tokens.values()))
                 depth += 1
                 going = self._taking(kind, {i: going[i] for i in fitting}, tokens)
                 if not self._fill(kind, going, depth):
-                    break  # no draft counts behind the last mask
+                    break
 
     def _taking(
         self, kind: type[BatchGrammar], going: dict[int, Grammar], tokens: Mapping[int, int]

@@ -1,7 +1,7 @@
 """The grammars of device rounds: masks of all rows, and accepting of what was chosen.
 
 All answer together where that takes little time. Where it takes long, threads share the work for
-some rounds and each grammar is asked by itself, which shows whose it is that takes it.
+some rounds and each grammar is asked by itself, to find the slow ones and charge them.
 """
 
 from __future__ import annotations
@@ -60,12 +60,10 @@ class RoundGrammars:
         """What is allowed behind 0, 1, ... drafts of each, by index."""
         try:
             result = self._found(asked, rows)
+            is_slow = self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests))
         finally:
             self.finish()
-        self._apart = max(0, self._apart - 1)
-        if self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests)):
-            self._apart = _APART
-        self._seconds = 0.0
+        self._apart = _APART if is_slow else max(0, self._apart - 1)
         return result
 
     def _found(
@@ -85,5 +83,5 @@ class RoundGrammars:
 
     def finish(self) -> None:
         """Nothing of a round is under way any more."""
-        self._batch = None
+        self._batch, self._seconds = None, 0.0
         self._threads.finish()

@@ -56,8 +56,8 @@ class CopiedRounds:
             return costs.seconds_with([0] * batch, batch * drafts)
 
         promises = {request: self._promise(request, copy) for request, copy in copies.items()}
-        own = batch * (most + 1)
-        sizes = [rows - own for rows, _ in costs.table.passes if rows > own]
+        own, passes = batch * (most + 1), costs.table.passes
+        sizes = [rows - own for rows, _ in passes if rows > own] if passes else None
         planned = round_with_copies(head, head_gains, promises, seconds, sizes)
         self._under_way = {
             r: drafts for r, drafts in planned.copied.items() if r not in planned.confirmed
@@ -77,14 +77,14 @@ def round_with_copies(
     head_gains: Mapping[Request, Sequence[float]],
     promises: Mapping[Request, Promise],
     seconds: Callable[[int, float], float],
-    sizes: Sequence[int] = (),
+    sizes: Sequence[int] | None = None,
 ) -> PlannedRound:
     """The fastest round, in which some requests copy, or none.
 
     Those whose copy promises less than their head copy only what the head's drafts agree with.
     `seconds`: of a round with up to so many drafts of a request that copies, and so many rows
-    beyond those of the head's drafts, in which copies cost nothing. `sizes`: rows that are no more
-    than that, as passes have them; none: a round has rows for all.
+    beyond those of the head's drafts, in which copies cost nothing. `sizes`: how many rows beyond
+    those a pass may have; None where a round has rows for all.
     """
     tokens = {r: sum(head_gains[r][:k]) for r, k in head.items()}
     usual, without = max(head.values(), default=0), len(head) + sum(tokens.values())
@@ -147,9 +147,9 @@ def _behind(own: Promise, head: Sequence[float], total: int) -> _Group:
     return _Group(copying, tokens + tokens[-1:] * (total - drafts - len(more)))
 
 
-def _row_counts(wanted: float, sizes: Sequence[int]) -> list[float]:
+def _row_counts(wanted: float, sizes: Sequence[int] | None) -> list[float]:
     """Rows for all that are expected to copy, or fewer that fill a pass."""
-    if not sizes:
+    if sizes is None:
         return [wanted]
     fewer: list[float] = [rows for rows in sizes if rows < wanted]
-    return [*fewer, wanted] if wanted <= sizes[-1] else fewer
+    return [*fewer, wanted] if wanted <= max(sizes, default=0) else fewer

@@ -146,8 +146,12 @@ class DraftPolicy:
             return PlannedRound(head, given)
         context = sum(len(request.tokens) for request in requests)
         planned = self._copied_rounds.plan(head, self._head_gains(head), free, costs, context)
-        more = PlannedRound(head, given).num_rows
-        return replace(planned, copied={**given, **planned.copied}, rows=planned.num_rows + more)
+        if not given:
+            return replace(planned, rows=planned.num_rows)
+        # All that copy have as many drafts as any of them, unless they ask for fewer.
+        most = max([*given.values(), *planned.copied.values()])
+        copied = {**given, **dict.fromkeys(planned.copied, most)}
+        return replace(planned, copied=copied, rows=None)
 
     def _head_gains(self, head: Mapping[Request, int]) -> dict[Request, list[float]]:
         """Expected tokens of the head's drafts, as they were known when numbers were chosen."""

@@ -34,9 +34,10 @@ class ChatText:
         return deltas + _deltas(*self._rest()) if is_last else deltas
 
     def finish_reason(self, reason: str) -> str:
-        """The engine's, unless the answer ends with calls."""
-        has_calls = self._parser is not None and self._parser.num_calls > 0
-        return "tool_calls" if has_calls and reason == "stop" else reason
+        """The engine's, unless the answer ends with whole calls."""
+        if self._parser is None or not self._parser.num_calls or self._parser.is_in_call:
+            return reason
+        return "tool_calls" if reason == "stop" else reason
 
     def message(self, token_ids: Sequence[int], text: str) -> dict[str, Any]:
         """The whole message of an answer that has ended."""

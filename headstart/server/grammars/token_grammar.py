@@ -78,6 +78,8 @@ class TokenGrammar:
     def fill(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
         """Write masks [n, words] behind so many tokens that each has taken for now."""
         tokens, going, words = grammars[0]._tokens, list[int](), grammars[0].num_words()
+        if any(grammar._tokens is not tokens for grammar in grammars):
+            raise ValueError("grammars of two compilers do not answer together")
         is_whole = out.shape[1] == words
         known = out if is_whole else np.empty((len(grammars), words), np.int32)
         for row, grammar in enumerate(grammars):
@@ -137,7 +139,7 @@ class TokenGrammar:
             grammar._allowance.refill(len(rest))
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
-        """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
+        """`allowed_words` behind 0, 1, ... drafts, up to the first one that does not fit."""
         self._go_back()
         tokens, started = self._tokens, time.thread_time()
         drafts = list(takewhile(lambda token: token < tokens.size, drafts))
@@ -171,7 +173,7 @@ class TokenGrammar:
         return True
 
     def allowed(self) -> torch.Tensor | None:
-        """The same, bool [vocab_size]."""
+        """`allowed_words` as bool [vocab_size]."""
         words = self.allowed_words()
         return None if words is None else unpacked(words, self._tokens.vocab_size)
 

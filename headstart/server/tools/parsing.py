@@ -91,6 +91,11 @@ class ToolParser:
             self._give(events, len(self._text))
         return events
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a call's beginning was given out, and its arguments not to their end."""
+        return self._is_started and not (self._arguments and self._arguments.is_done)
+
     def _find_call(self, events: list[ToolEvent]) -> bool:
         """Outside of calls: give out content up to the next marker; True if one was found."""
         format = self._format
@@ -193,11 +198,12 @@ class _Arguments:
 
     def __init__(self, start: int):
         self._at, self._depth = start, 0
-        self._in_string = self._is_escaped = self._is_done = False
+        self._in_string = self._is_escaped = False
+        self.is_done = False  # the last brace was read
 
     def more(self, text: str) -> str:
         start = self._at
-        while self._at < len(text) and not self._is_done:
+        while self._at < len(text) and not self.is_done:
             self._step(text[self._at])
             self._at += 1
         return text[start : self._at]
@@ -213,7 +219,7 @@ class _Arguments:
             self._depth += 1
         elif char in "}]":
             self._depth -= 1
-            self._is_done = self._depth == 0
+            self.is_done = self._depth == 0
 
 
 def num_held(text: str, markers: Iterable[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,8 @@ from headstart.engine.auto.copies import (
 )
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
@@ -189,6 +192,27 @@ def test_rows_are_for_copies_that_are_expected_to_go_on() -> None:
 
     found = round_with_copies(head, gains, going, dear_above(64), sizes=[32, 64, 96])
     assert found.num_rows == 64, "all have fewer rather than a larger pass"
+
+
+def test_where_a_pass_has_no_more_rows_only_what_fits_into_the_usual_ones_is_copied() -> None:
+    one = request("a")
+    head, gains = {one: 2}, {one: [0.3, 0.1]}
+    found = round_with_copies(head, gains, {one: promised(SURE)}, lambda *_: 1.0, sizes=[])
+    assert found.copied == {one: 2} and found.num_rows == 0
+    found = round_with_copies(head, gains, {one: promised(SURE)}, lambda *_: 1.0)
+    assert found.copied == {one: 16}, "the control: rows for all"
+
+
+def test_beside_a_request_that_asks_for_copies_every_copy_has_rows_for_as_many() -> None:
+    policy = DraftPolicy(EngineOptions(speculate="auto"), 10**6)
+    policy.use_rounds(COSTS, lambda size: size)
+    fixed, free = request("fixed"), [request("a"), request("b")]
+    fixed.params = replace(fixed.params, draft_from="context", speculate=16)
+    copies = {each: copy(40) for each in (fixed, *free)}
+    planned = policy.plan_round([fixed, *free], 3, copies)
+    usual = max(planned.head.values())
+    assert planned.copied == dict.fromkeys(copies, 16)
+    assert planned.num_rows == 3 * (16 - usual)
 
 
 def test_how_likely_copies_go_on_is_known_from_those_under_way() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
-from support.grammar_walks import END, SPECIAL, VOCAB, ids
+from support.grammar_walks import END, SPECIAL, VOCAB, ids, tokenizer
 
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.mask_batch import MaskRows
@@ -24,16 +25,18 @@ DRAFTS = 3
 Asked = dict[int, tuple[GuardedGrammar, Sequence[int]]]
 
 
-def rows_for(count: int) -> MaskRows:
+def rows_for(count: int, words: int = num_words(VOCAB)) -> MaskRows:
     """Rows that hold anything, as those of the round before."""
     draw = np.random.default_rng(0)
-    size = count * (DRAFTS + 1), num_words(VOCAB)
+    size = count * (DRAFTS + 1), words
     return MaskRows(draw.integers(-(2**31), 2**31, size, np.int32))
 
 
-def masks_of(masked: RoundGrammars, asked: Asked) -> dict[int, list[bytes]]:
+def masks_of(
+    masked: RoundGrammars, asked: Asked, words: int = num_words(VOCAB)
+) -> dict[int, list[bytes]]:
     """By request, in the order of drafts before them."""
-    rows = rows_for(len(asked))
+    rows = rows_for(len(asked), words)
     masked.begin({index: grammar for index, (grammar, _) in asked.items()}, rows)
     masks = masked.masks(asked, rows)
     found: dict[int, list[bytes]] = {index: [] for index in asked}
@@ -44,12 +47,13 @@ def masks_of(masked: RoundGrammars, asked: Asked) -> dict[int, list[bytes]]:
     return found
 
 
-def alone(asked: Asked) -> dict[int, list[bytes]]:
-    """What each says by itself."""
-    every = np.full(num_words(VOCAB), -1, np.int32)
+def alone(asked: Asked, size: int = num_words(VOCAB)) -> dict[int, list[bytes]]:
+    """What each says by itself, in so many words."""
+    every = np.full(size, -1, np.int32)
     return {
         index: [
-            (every if words is None else words).tobytes() for words in grammar.fork().words(drafts)
+            (every if words is None else words[:size]).tobytes()
+            for words in grammar.fork().words(drafts)
         ]
         for index, (grammar, drafts) in asked.items()
     }
@@ -117,6 +121,31 @@ def test_rounds_have_the_masks_of_each_grammar_alone(
     assert capfd.readouterr() == ("", ""), "xgrammar warns of tokens behind an end"
 
 
+LARGE = 200  # tokens of a model, of which 102 are known
+
+
+@pytest.fixture(scope="module")
+def other_compiler() -> Iterator[GrammarCompiler]:
+    with closing(GrammarCompiler(tokenizer(), LARGE, end_ids=[END])) as made:
+        yield made
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("words", [4, 7])
+def test_masks_are_as_wide_as_asked_for(
+    words: int, is_apart: bool, other_compiler: GrammarCompiler
+) -> None:
+    """A room for the known tokens alone, and one for all."""
+    grammars = [GuardedGrammar(other_compiler.compile(spec), LARGE) for spec in SPECS]
+    assert {grammar.num_words for grammar in grammars} == {4} and num_words(LARGE) == 7
+    masked, drafts = RoundGrammars(), [*ids("ab"), LARGE - 1]
+    masked._apart = is_apart
+    asked: Asked = {i: (grammar, drafts) for i, grammar in enumerate(grammars)}
+    wanted = alone(asked, words)
+    assert {len(own) for own in wanted.values()} == {1, 3}
+    assert masks_of(masked, asked, words) == wanted
+
+
 def together(
     compiler: GrammarCompiler, count: int = 4
 ) -> tuple[RoundGrammars, list[GuardedGrammar], Asked]:
@@ -181,6 +210,42 @@ def test_no_draft_counts_behind_masks_that_fail(
     assert masks_of(masked, asked) == {index: own[:1] for index, own in wanted.items()}
     assert masked.accept([(grammar, ids("ac")) for grammar in grammars]) == [2] * 4
     assert [grammar.num_fitting(ids("db")) for grammar in grammars] == [1] * 4
+
+
+def test_masks_that_take_long_end_before_the_drafts(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of all requests wait for them."""
+    masked, grammars, asked = together(compiler)
+    wanted = alone(asked)
+    monkeypatch.setattr("headstart.engine.mask_batch._MOST_SECONDS", -1.0)
+    assert masks_of(masked, asked) == {index: own[:1] for index, own in wanted.items()}
+    monkeypatch.undo()
+    assert masked.accept([(grammar, ids("a")) for grammar in grammars]) == [1] * 4
+    asked = {i: (each, ids("ba")) for i, each in enumerate(grammars)}
+    assert masks_of(masked, asked) == alone(asked)
+
+
+def test_grammars_of_two_compilers_are_asked_by_themselves(
+    compiler: GrammarCompiler, other_compiler: GrammarCompiler
+) -> None:
+    pairs = (compiler, VOCAB), (other_compiler, LARGE)
+    each = [GuardedGrammar(own.compile(SPECS[2]), size) for own, size in pairs]
+    asked: Asked = {i: (grammar, ids("ab")) for i, grammar in enumerate(each)}
+    assert masks_of(RoundGrammars(), asked) == alone(asked)
+
+
+class NoSize(TokenGrammar):
+    def num_words(self) -> int:
+        raise RuntimeError("not known")
+
+
+def test_a_grammar_that_does_not_know_its_size_ends_its_request(compiler: GrammarCompiler) -> None:
+    inner = compiler.compile(SPECS[0])
+    inner.__class__ = NoSize
+    grammar = GuardedGrammar(inner, VOCAB)
+    assert grammar.num_words == num_words(VOCAB)
+    assert "num_words() failed: RuntimeError: not known" in str(grammar.error)
 
 
 @pytest.mark.parametrize("method", ["look_ahead", "accept_each"])

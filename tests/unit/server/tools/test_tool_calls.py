@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import ConfigError
-from headstart.server.answers.chat_text import assembled, delta
+from headstart.server.answers.chat_text import ChatText, assembled, delta
 from headstart.server.tools.calls import PreparedChat, prepare
 from headstart.server.tools.formats import TOOL_FORMATS, tool_format
 from headstart.server.tools.parsing import ToolParser
@@ -108,6 +108,26 @@ def test_the_name_of_a_forced_call_is_given_out_when_it_is_certain(name: str, ch
     assert given[1][0] == begun + len(opening) + 1, "arguments come with their brace"
     free = prepared(name, tool_choice="auto").new_parser()
     assert [event for piece in text[: begun + len(opening)] for event in free.feed(piece)] == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_ends_with_calls_only_where_they_are_whole(name: str) -> None:
+    """A stop string may cut a call of which the name, or some arguments, were given out."""
+    text = written(name, CALLS[0])
+    for size in range(len(text) + 1):
+        answer = ChatText(prepared(name, tool_choice="required"), None, "free", {})
+        calls = answer.message([], text[:size]).get("tool_calls", [])
+        is_whole = bool(calls) and _is_object(calls[0]["function"]["arguments"])
+        assert answer.finish_reason("stop") == ("tool_calls" if is_whole else "stop")
+        assert answer.finish_reason("length") == "length"
+    assert is_whole
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 @pytest.mark.parametrize("name", FORMATS)
