@@ -77,7 +77,7 @@ class Bench:
                 worker.stop()
 
     def _running(self, group: Group, workers: list[Worker]) -> list[Worker]:
-        """Those that the stage before left; who ended is started again, where that is asked for."""
+        """Workers that still run; those that ended are started again, where that is asked for."""
         ended = [worker.name for worker in workers if not worker.is_running]
         running = [worker for worker in workers if worker.is_running]
         if not self._given.restart or not ended:
@@ -86,7 +86,7 @@ class Bench:
         return sorted([*running, *started], key=lambda own: self._given.engines.index(own.name))
 
     def _measure(self, group: Group, stage: Stage, workers: list[Worker]) -> list[Worker]:
-        """Rows of one stage; returns who is there for the next one."""
+        """Rows of one stage; returns the workers that the next one has."""
         own: dict[str, Any] = {}
         if stage.kind == "vocab":
             workers = self._with_draft_vocab(group, workers)

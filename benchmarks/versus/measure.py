@@ -30,13 +30,13 @@ class Sizes:
 
 @dataclass
 class Turns:
-    """Asks workers in turns; who fails drops out of the stage, and what it said is kept."""
+    """Asks workers in turns; one that fails leaves the stage, and its error is kept."""
 
     workers: Sequence[Worker]
     failures: list[str] = field(default_factory=list)
 
     def ask(self, repeats: int, ask: Callable[[Worker, int], Reply]) -> dict[str, list[Reply]]:
-        """Replies by worker; who goes first alternates."""
+        """Replies by worker; each turn begins with another one."""
         found: dict[str, list[Reply]] = {}
         for repeat in range(repeats):
             for worker in self.workers if repeat % 2 == 0 else self.workers[::-1]:

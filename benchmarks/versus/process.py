@@ -134,7 +134,7 @@ class Worker:
         self._signal(signal.SIGKILL)
         self._process.wait()
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # a job that nobody read
+            with suppress(BrokenPipeError):  # a job that was not read
                 self._process.stdin.close()
 
 

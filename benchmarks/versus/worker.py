@@ -193,7 +193,7 @@ def main() -> None:
             traceback.print_exc()
             tell({"error": f"{type(error).__name__}: {error}"})
             if not isinstance(error, Wrong):
-                raise  # what state the engine is in, nobody knows
+                raise  # the engine may be in any state
 
 
 def _machine() -> dict[str, Any]:

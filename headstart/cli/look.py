@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
 _PIPED_WIDTH = 140
-# A token that nobody drafted has no colour: in an answer that drafts write, it is the exception.
+# A token that was not drafted has no colour: in an answer that drafts write, it is the exception.
 ORIGIN_STYLES = {"accepted": "green", "copied": "cyan", "recovered": "red", "bonus": "default"}
 
 

@@ -160,8 +160,8 @@ class Scheduler:
     def _cut(self, start: int, left: int, budget: int, room: int) -> int:
         """Rows of a prompt that is read up to `start`; none where what fits is no whole part.
 
-        `room`: rows that those who generate leave. Where it has no whole part, a prompt takes what
-        there is, since they may go on without end.
+        `room`: rows that decoding requests leave. Where it has no whole part, a prompt takes what
+        there is, since these may go on without end.
         """
         if left <= budget or self._max_rows < 2 * _CUT or room < _CUT:
             return min(left, budget)
