@@ -15,8 +15,8 @@ import numpy as np
 from headstart.backends.base import RoundMasks
 from headstart.engine.grammar import BatchGrammar, Grammar, GuardedGrammar
 
-# Seconds of a processor, behind which no further draft of a round is followed: rounds of all requests
-# wait meanwhile.
+# Seconds of a processor, behind which no further draft of a round is followed: all requests of the
+# round wait meanwhile.
 _MOST_SECONDS = 0.05
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
