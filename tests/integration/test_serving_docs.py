@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 from support.server_runs import Server
 
-from headstart.engine.options import EngineOptions
 from headstart.server.completions import CompletionRequest
-from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import HARMLESS, STRUCTURED
 from headstart.server.protocol.requests import ChatRequest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, COMMANDS = (DOCS / "serving.md").read_text(), (DOCS / "cli.md").read_text()
 ASKING = re.findall(r"```bash\n(curl .*?)```", PAGE, re.DOTALL)
 CODE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
@@ -41,10 +40,16 @@ def test_every_python_example_runs(api_server: Server, code: str) -> None:
     assert done.stdout
 
 
+def flags_of(command: str) -> set[str]:
+    """By the generated page of commands."""
+    section = re.compile(rf"^### headstart {command} (.*?)(?=^###? |\Z)", re.MULTILINE | re.DOTALL)
+    (found,) = section.findall(COMMANDS)
+    return set(re.findall(r"`(--[a-z-]+)`", found))
+
+
 def test_all_fields_and_flags_that_the_page_names_exist() -> None:
-    options = {*ServerOptions.__dataclass_fields__, *EngineOptions.__dataclass_fields__}
-    flags = {f"--{name.replace('_', '-')}" for name in options}
-    assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= {*flags, "--hide-paths", "--head"}
+    flags = {flag for command in ("serve", "launch", "bench run") for flag in flags_of(command)}
+    assert set(re.findall(r"`(--[a-z-]+)`", PAGE)) <= {*flags, "--hide-paths"}
     listed = PAGE[PAGE.index("Beside OpenAI's") : PAGE.index("Fields that change nothing")]
     assert set(re.findall(r"`([a-z_]+)`", listed)) <= {
         *ChatRequest.model_fields, *CompletionRequest.model_fields, *STRUCTURED,
