@@ -8,7 +8,8 @@ from those texts and from rounds that it times; then the same questions are answ
 again, and with each K and with `auto` by one that has the head, in an order that changes from
 category to category and from turn to turn. Steps in which all requests decode count, as many
 requests as are asked for: what is predicted is decoding at that load. Greedy, the draft vocabulary
-that ships.
+that ships. Of a category's turns the middle one counts, so that a disturbance of the machine does
+not; `turns_apart` in the rows says how far they were apart.
 """
 
 from __future__ import annotations
@@ -50,13 +51,26 @@ class Speed:
     tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, other: Speed) -> None:
-        self.tokens += other.tokens
-        self.seconds += other.seconds
+    def __add__(self, other: Speed) -> Speed:
+        return Speed(self.tokens + other.tokens, self.seconds + other.seconds)
 
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class Turns(list[Speed]):
+    """The same questions, asked several times."""
+
+    @property
+    def middle(self) -> Speed:
+        return sorted(self, key=lambda each: each.rate)[len(self) // 2]
+
+    @property
+    def spread(self) -> float:
+        """The fastest turn over the slowest."""
+        rates = [each.rate for each in self]
+        return max(rates) / min(rates)
 
 
 @dataclass(frozen=True)
@@ -135,17 +149,25 @@ def compare(
     seconds = time.perf_counter() - started
     predicted = found["results"][-1]
     gc.collect()
-    speeds = measured(engines, groups, plain, requests, arguments.turns)
+    turns = measured(engines, groups, plain, requests, arguments.turns)
+    speeds = {name: {way: each.middle for way, each in own.items()} for name, own in turns.items()}
+    ways = [*map(str, DRAFTS), AUTO]
+    speeds[ALL] = {
+        way: sum((own[way] for own in speeds.values()), start=Speed()) for way in ("0", *ways)
+    }
     rows = []
-    for name, own in speeds.items():
+    for name in (ALL, *groups):
+        own = speeds[name]
         part = predicted if name == ALL else predicted["by_category"][name]
-        for way in (*map(str, DRAFTS), AUTO):
+        for way in ways:
             said = part["auto_speed_up"] if way == AUTO else part["speed"][int(way)]["speed_up"]
             real = own[way].rate / own["0"].rate
+            spreads = [turns[name][each].spread for each in ("0", way)] if name != ALL else []
             rows.append({
                 "weights": weights, "requests": requests, "category": name, "drafts": way,
                 "predicted": said, "measured": real, "off": said / real - 1,
                 "tokens_per_second": own[way].rate, "plain": own["0"].rate,
+                "turns_apart": max(spreads, default=None),
             })  # fmt: skip
     print(f"{weights}, requests at once: {requests}; predicted in {seconds:.0f} s")
     print(f"  costs: {found['costs']}")
@@ -156,18 +178,17 @@ def compare(
 def measured(
     engines: Engines, groups: dict[str, list[Conversation]], plain: SamplingParams, requests: int,
     turns: int,
-) -> dict[str, dict[str, Speed]]:  # fmt: skip
-    """Speeds by category and way of drafting, and of all together."""
+) -> dict[str, dict[str, Turns]]:  # fmt: skip
+    """Speeds by category and way of drafting, turn by turn."""
     ways: list[Any] = [0, *DRAFTS, AUTO]
-    speeds = {name: {str(way): Speed() for way in ways} for name in (ALL, *groups)}
+    speeds = {name: {str(way): Turns() for way in ways} for name in groups}
     for turn in range(turns):
         for place, (name, questions) in enumerate(groups.items()):
             first = (place + turn) % len(ways)
             for way in ways[first:] + ways[:first]:
                 engine = engines.drafting if way else engines.without
                 speed, _ = ask(engine, questions, replace(plain, speculate=way), requests)
-                speeds[name][str(way)].add(speed)
-                speeds[ALL][str(way)].add(speed)
+                speeds[name][str(way)].append(speed)
     return speeds
 
 
@@ -190,7 +211,7 @@ def main() -> None:
     parser.add_argument("--requests", nargs="*", type=int, default=[1, 4])
     parser.add_argument("--each", type=int, default=4, help="questions of each category")
     parser.add_argument("--max-tokens", type=int, default=96, help="every answer has so many")
-    parser.add_argument("--turns", type=int, default=2, help="every question is asked so often")
+    parser.add_argument("--turns", type=int, default=3, help="every question is asked so often")
     parser.add_argument("--out", type=Path, help="all rows, as JSON")
     arguments = parser.parse_args()
     groups: dict[str, list[Conversation]] = {}
