@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -75,6 +75,12 @@ class EngineCore:
         if rounds is not None and backend.device.type == "cuda":
             _keep_pauses_short(loop)
         return cls(backend, options, memory, scheduler, drafter, policy, loop)
+
+    def without_drafts(self) -> EngineCore:
+        """What serves other requests from the same memory, as an engine without a head does."""
+        scheduler = Scheduler(self.scheduler.pool, self.options, self.scheduler.states)
+        loop = Loop(self.options, scheduler, self.backend, None)
+        return replace(self, scheduler=scheduler, drafter=None, policy=None, loop=loop)
 
 
 def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:

@@ -91,7 +91,8 @@ def copying_speed(
 ) -> Played:  # fmt: skip
     """The same with drafts from the context, beside the head or alone; deciding counts.
 
-    `texts` are token ids by record; `verify` what rounds take whose drafts cost nothing.
+    The speed is that over an engine without a head. `texts` are token ids by record; `verify` what
+    rounds take whose drafts cost nothing.
     """
     known = RoundCosts(((requests, verify),))
     steps = costs.round_seconds(requests, max_drafts) - costs.round_seconds(requests, 1)
@@ -102,7 +103,8 @@ def copying_speed(
     table = RoundCosts(known.verify, ((requests, step),), ((requests, start),))
     options = EngineOptions(speculate="auto" if with_head else "context")
     play = _Play(options, table, requests, max_drafts, texts)
-    return play.with_deciding(play.run(answers))
+    played = play.with_deciding(play.run(answers))
+    return replace(played, plain_seconds=costs.round_seconds(requests, 0))
 
 
 class _Play:
@@ -149,7 +151,6 @@ class _Play:
         started = time.perf_counter()
         copies = self._find(requests)
         planned = self._policy.plan(list(requests), len(running), copies)
-        self._deciding.append(time.perf_counter() - started)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
         table, size = self._table, len(running)
         rows = size
@@ -166,11 +167,13 @@ class _Play:
         for each in running:
             each.share.seconds += took
             each.share.rounds += 1
+        self._deciding.append(time.perf_counter() - started)
 
     def with_deciding(self, played: Played) -> Played:
-        """The same with the time that finding copies and choosing drafts takes in a round.
+        """The same with the time that a round takes to find copies, choose drafts and learn of them.
 
-        The middle one of all rounds: a pause of the machine is not a cost.
+        That is what playing it takes. The middle one of all rounds: a pause of the machine is not a
+        cost.
         """
         if not self._deciding:
             return played

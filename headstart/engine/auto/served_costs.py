@@ -49,7 +49,7 @@ class ServedCosts(Protocol):
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of a round of so many requests, by drafts.
+    """Seconds of a round of so many requests, by drafts; without any by an engine without a head.
 
     `verify`: of rounds whose drafts cost nothing, by drafts, where the host drives them.
     """
@@ -114,8 +114,8 @@ def timed_costs(
     is_captured = backend.has_rounds and backend.device.type == "cuda"
     options = EngineOptions(
         speculate="auto" if is_captured else serving.max_drafts,
-        max_running_requests=serving.requests, prefix_caching=False,
-        weights=backend.options.weights, threads=backend.options.threads,
+        max_running_requests=serving.requests if is_captured else 2 * serving.requests,
+        prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
         max_model_len=backend.model.max_len,
     ).resolved(backend.device.type)  # fmt: skip
     vocabs = {
@@ -169,9 +169,13 @@ def _host_times(
     progress: Callable[[int], None],
 ) -> dict[int | None, RoundTimes]:  # fmt: skip
     core = EngineCore.create(backend, options, vocabs)
-    timer = HostTimer(core, prompts, serving)
+    timers = {
+        has_head: HostTimer(engine, prompts, serving)
+        for has_head, engine in ((True, core), (False, core.without_drafts()))
+    }
     names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
-    cells = [Cell(0)]
+    without_head, without_drafts = Cell(0, has_head=False), Cell(0)
+    cells = [without_head, without_drafts]
     cells += [Cell(k, name) for name in names.values() for k in range(1, serving.max_drafts + 1)]
     copied = [Cell(count, is_copied=True) for count in _copied_counts(core, serving)]
     cells += copied
@@ -181,18 +185,18 @@ def _host_times(
         if turn >= least and time.perf_counter() - started > _SECONDS * len(names):
             break
         for cell in cells if turn % 2 else reversed(cells):  # neighbours in time both ways
-            seconds[cell] += timer.rounds(cell)
+            seconds[cell] += timers[cell.has_head].rounds(cell)
         progress(1)
     middle = {cell: statistics.median(own) for cell, own in seconds.items()}
-    plain = middle[Cell(0)]
     every_k = range(1, serving.max_drafts + 1)
-    verify = level([(0, plain), *((cell.drafts, middle[cell]) for cell in copied)])
+    verify = level([(cell.drafts, middle[cell]) for cell in (without_drafts, *copied)])
     return {
         size: RoundTimes(
-            (plain, *(middle[Cell(k, name)] for k in every_k)), serving.requests, verify
+            (middle[without_head], *(middle[Cell(k, name)] for k in every_k)), serving.requests,
+            verify,
         )
         for size, name in names.items()
-    }
+    }  # fmt: skip
 
 
 def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:

@@ -37,11 +37,15 @@ class Serving:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of rounds: so many drafts of each request, by the head or copied."""
+    """One kind of rounds: so many drafts of each request, by the head or copied.
+
+    has_head: an engine with a head, which is to be ready for drafts where there are none.
+    """
 
     drafts: int
     vocab: str | None = None
     is_copied: bool = False
+    has_head: bool = True
 
 
 class _AlwaysCopies(ContextDrafter):
@@ -70,9 +74,8 @@ class HostTimer:
             self.core.backend.model, self.prompts, self.core.options, num_slots=pool.num_slots
         )
         self._asked = cycle(self.serving.prompts)
-        sources = self.core.loop.sources
-        assert sources is not None
-        sources.copies = _AlwaysCopies(self.core.options)
+        if (sources := self.core.loop.sources) is not None:
+            sources.copies = _AlwaysCopies(self.core.options)
         # Nothing may end an answer early: every request is to run for as long as planned.
         self._params = replace(
             self.serving.params, max_tokens=self.serving.answer_tokens, ignore_eos=True, stop=(),
