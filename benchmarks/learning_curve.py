@@ -138,9 +138,10 @@ def serve(arguments: argparse.Namespace) -> None:
     if found["kinds"] != arguments.kinds:
         raise SystemExit(f"{work} has requests of {found['kinds']}. Give another --work.")
     if found["base_states"] is None:
-        found["base_states"] = prepare_base(model, folder, work / "base")
+        gigabytes = arguments.gigabytes
+        found["base_states"] = prepare_base(model, folder, work / "base", gigabytes)
         known.write_text(json.dumps(found))
-    flags = [*arguments.flags.split(), "--learn-share", "0"]
+    flags = [*_flags(arguments), "--learn-share", "0"]
     server = Server(model, folder, work / "base", work / "server.log", flags)
     try:
         if len(found["before"]) != len(measured):
@@ -162,7 +163,12 @@ def serve(arguments: argparse.Namespace) -> None:
     known.write_text(json.dumps(found))
 
 
-def prepare_base(model: Path, folder: Path, base: Path) -> dict[str, Any]:
+def _flags(arguments: argparse.Namespace) -> list[str]:
+    """Of a server that learns."""
+    return [*arguments.flags.split(), "--learn-gigabytes", f"{arguments.gigabytes:g}"]
+
+
+def prepare_base(model: Path, folder: Path, base: Path, gigabytes: float) -> dict[str, Any]:
     """Let a learner compute the states of the base, as it does while it waits for texts.
 
     Not the server's own: that one lets every other process go first, and may never come to it.
@@ -172,7 +178,7 @@ def prepare_base(model: Path, folder: Path, base: Path) -> dict[str, Any]:
     from headstart.learn.starting import open_folder
 
     began, found = time.time(), dict[str, Any]()
-    options = LearnOptions(learn=folder, learn_base=base)
+    options = LearnOptions(learn=folder, learn_base=base, learn_gigabytes=gigabytes)
     task = open_folder(options, str(model), None, device="cpu", dtype="auto")
     start = Folder(folder).heads / START
     loop = make_loop(replace(task, head=str(start)), lambda name, facts: found.update(facts))
@@ -219,7 +225,7 @@ def learn(arguments: argparse.Namespace) -> None:
     seen.mkdir()
     _, measured = asked(arguments)
     parts = (model, folder, work / "base", work / "server.log")
-    flags = arguments.flags.split()
+    flags = _flags(arguments)
     server = Server(*parts, flags)
     try:
         swaps = watch(folder, seen, arguments.minutes)
@@ -269,7 +275,8 @@ def report(arguments: argparse.Namespace) -> dict[str, Any]:
                 ("kinds", " ".join(arguments.kinds)), ("served", arguments.served),
                 ("measured", arguments.measured),
                 ("num_questions", arguments.num_questions), ("num_base", arguments.num_base),
-                ("max_tokens", arguments.max_tokens), ("minutes", f"{arguments.minutes:g}"))
+                ("max_tokens", arguments.max_tokens), ("gigabytes", f"{arguments.gigabytes:g}"),
+                ("minutes", f"{arguments.minutes:g}"))
         ),
     }  # fmt: skip
 
@@ -291,6 +298,7 @@ def main() -> None:
     parser.add_argument("--num-base", type=int, default=160, help="prompts of the base")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--gigabytes", type=float, default=1, help="of texts and their states")
     parser.add_argument("--flags", default="--weights int8", help="more options of the server")
     parser.add_argument("--only", choices=("weak", "serve", "learn", "report"), help="a part of it")
     arguments = parser.parse_args()
