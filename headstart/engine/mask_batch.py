@@ -6,6 +6,7 @@ now, and what the round then accepts of them need not be taken again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -18,6 +19,8 @@ from headstart.engine.grammar import BatchGrammar, Grammar, GuardedGrammar
 # Seconds of a processor, beyond which no further draft of a round is followed: all requests of the
 # round wait meanwhile.
 _MOST_SECONDS = 0.05
+
+_log = logging.getLogger("headstart.engine")
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
 
@@ -68,9 +71,17 @@ class MaskRows:
 class MaskBatch:
     """Those grammars of one round that answer with others of their kind."""
 
-    def __init__(self, grammars: Mapping[int, GuardedGrammar], rows: MaskRows):
-        """Find what may come next of each, by index; what fails is left for others to ask."""
-        self._grammars, self._rows = grammars, rows
+    def __init__(
+        self,
+        grammars: Mapping[int, GuardedGrammar],
+        rows: MaskRows,
+        failed: set[type[BatchGrammar]],
+    ):
+        """Find what may come next of each, by index; what fails is left for others to ask.
+
+        failed: kinds whose failure is in the log already; further ones are added.
+        """
+        self._grammars, self._rows, self._failed = grammars, rows, failed
         self._took: dict[type[BatchGrammar], float] = {}  # seconds, for what comes next
         able = {index: each.of_many for index, each in grammars.items()}
         for kind, own in _by_kind(able).items():
@@ -120,7 +131,13 @@ class MaskBatch:
             return False
         try:
             kind.fill(list(going.values()), self._rows.free(len(going)), depth)
-        except Exception:
+        except Exception as error:
+            if kind not in self._failed:
+                self._failed.add(kind)
+                _log.warning(
+                    "masks of %d x %s at once, behind %d drafts, failed; this is logged once",
+                    len(going), kind.__name__, depth, exc_info=error,
+                )  # fmt: skip
             return False
         self._rows.keep(list(going), depth)
         return True

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from headstart.backends.base import RoundMasks
-from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.grammar import BatchGrammar, GuardedGrammar
 from headstart.engine.mask_batch import MaskBatch, MaskRows, accept_together
 from headstart.engine.mask_threads import MaskThreads
 
@@ -29,6 +29,7 @@ class RoundGrammars:
         self._batch: MaskBatch | None = None  # of the round under way
         self._apart = 0  # rounds for which each is still asked by itself
         self._pause = _APART  # such rounds after the next slow one
+        self._failed = set[type[BatchGrammar]]()  # kinds of which the log says so
         self._seconds = 0.0  # of a processor that answering together took, in this round
 
     def accept(self, given: Sequence[tuple[GuardedGrammar | None, Sequence[int]]]) -> list[int]:
@@ -54,7 +55,7 @@ class RoundGrammars:
             self._threads.begin(list(grammars.values()))
             return
         started = time.thread_time()
-        self._batch = MaskBatch(grammars, rows)
+        self._batch = MaskBatch(grammars, rows, self._failed)
         self._seconds += time.thread_time() - started
 
     def masks(

@@ -186,17 +186,21 @@ def failing(*_: Any) -> Any:
 
 
 def test_where_one_call_for_masks_fails_each_is_asked_by_itself(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log says why, once: this goes on in every round."""
     masked, grammars, asked = together(compiler)
     wanted = alone(asked)
     monkeypatch.setattr(TokenGrammar, "fill", staticmethod(failing))
-    assert masks_of(masked, asked) == wanted
+    for _ in range(3):
+        assert masks_of(masked, asked) == wanted
+    assert caplog.text.count("masks of 4 x TokenGrammar at once, behind 0 drafts, failed") == 1
+    assert "RuntimeError: no memory" in caplog.text
     assert all(grammar.error is None for grammar in grammars)
 
 
 def test_no_draft_counts_behind_masks_that_fail(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     masked, grammars, asked = together(compiler)
     wanted, calls = alone(asked), list[int]()
@@ -210,6 +214,7 @@ def test_no_draft_counts_behind_masks_that_fail(
 
     monkeypatch.setattr(TokenGrammar, "fill", staticmethod(second_fails))
     assert masks_of(masked, asked) == {index: own[:1] for index, own in wanted.items()}
+    assert "behind 1 drafts, failed" in caplog.text
     assert masked.accept([(grammar, ids("ac")) for grammar in grammars]) == [2] * 4
     assert [grammar.num_fitting(ids("db")) for grammar in grammars] == [1] * 4
 
