@@ -130,7 +130,8 @@ def most_pairs(dtype: torch.dtype, device: torch.device) -> int:
 @cache
 def has_room(device: torch.device) -> bool:
     """Whether a GPU has the shared memory for wide tiles: those for graphics have less."""
-    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= _WIDE_BYTES
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= _WIDE_BYTES
 
 
 def _cuts_many(tile: int) -> tuple[Shape, Shape]:

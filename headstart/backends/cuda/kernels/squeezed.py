@@ -24,7 +24,7 @@ def lanes_for(requests: int) -> int:
     A power of 4, as the numbers of requests are for which kernels are compiled at the start: no
     other one has to be compiled while requests wait.
     """
-    return 4 ** (((requests - 1).bit_length() + 1) // 2)
+    return int(4 ** (((requests - 1).bit_length() + 1) // 2))
 
 
 def fit_drafts(lengths: Tensor, left: Tensor, limits: Tensor, *, most: int, rows: int) -> None:
