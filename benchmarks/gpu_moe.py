@@ -231,6 +231,8 @@ def main() -> None:
     least = LAYERS[given.shape].config.top_k
     if given.experts is not None and given.experts < least:
         parser.error(f"--experts {given.experts}: a row chooses {least}")
+    if given.tiles and given.format != parser.get_default("format"):
+        parser.error(f"--tiles times plain weights, not --format {given.format}; drop one")
     few = [rows for rows in given.sort_rows if rows <= given.scanned]
     if few:
         parser.error(f"--sort-rows {few[0]}: rows up to {given.scanned} (--scanned) are not sorted")

@@ -162,11 +162,17 @@ class CopyingRounds(QuickRounds):
 
 
 def fitting(made: list[Made], rows: int) -> list[Made]:
-    """The same, cut alike to what a pass of so many rows has room for."""
+    """The same, cut alike to what a pass of so many rows has room for; the first have one more."""
     most = MAX_DRAFTS
     while sum(min(len(drafts), most) + 1 for drafts, _ in made) > rows:
         most -= 1
-    return [(drafts[:most], head) for drafts, head in made]
+    spare = rows - sum(min(len(drafts), most) + 1 for drafts, _ in made)
+    cut: list[Made] = []
+    for drafts, head in made:
+        more = int(len(drafts) > most and spare > 0)
+        spare -= more
+        cut.append((drafts[: most + more], head))
+    return cut
 
 
 def prompts_of(plan: CopyPlan, vocab: int, seed: int) -> list[tuple[list[int], list[int]]]:

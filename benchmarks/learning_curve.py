@@ -135,8 +135,8 @@ def serve(arguments: argparse.Namespace) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         found = {"served": 0, "traffic_seconds": 0.0, "before": [], "with_states": 0,
                  "base_states": None, "kinds": arguments.kinds}  # fmt: skip
-    if found["kinds"] != arguments.kinds:
-        raise SystemExit(f"{work} has requests of {found['kinds']}. Give another --work.")
+    if (kinds := found.get("kinds")) != arguments.kinds:  # earlier versions did not say
+        raise SystemExit(f"{work} has requests of {kinds or 'other kinds'}. Give another --work.")
     if found["base_states"] is None:
         gigabytes = arguments.gigabytes
         found["base_states"] = prepare_base(model, folder, work / "base", gigabytes)

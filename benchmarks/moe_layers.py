@@ -36,8 +36,8 @@ from headstart.models.linear import Linear, Stack
 from headstart.models.moe_config import MoeConfig
 from headstart.models.quantized import quantized_module
 
-# The interpreter multiplies bits of bf16 as if they were integers.
 FLOPS = 7.9e14  # of bf16 on an H200, as a library's largest products have them
+# The interpreter multiplies bits of bf16 as if they were integers.
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 

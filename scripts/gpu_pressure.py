@@ -29,6 +29,7 @@ from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 from headstart.engine.memory import plan_memory
 from headstart.engine.output import Completion
+from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 
 _BLOCK, _TOKENS = 4, 40
@@ -83,13 +84,13 @@ def small(folder: Path, device: str, drafts: int, rows: int, kernels: Any) -> En
     while True:  # states have a share of it, so it is not simply a product
         try:
             planned = plan_memory(wide.memory.needs, replace(wide.options, kv_bytes=room)).cache
-        except Exception:
+        except EngineError:  # too little for a block or a state
             planned = None
-        enough_states = planned is not None and planned.num_states in (
-            0,
-            *range(_RUNNING + drafts, 999),
-        )
-        if planned is not None and planned.num_blocks >= blocks and enough_states:
+        if (
+            planned is not None
+            and planned.num_blocks >= blocks
+            and (planned.num_states == 0 or planned.num_states >= _RUNNING + drafts)
+        ):
             break
         room = int(room * 1.05) + 1
     del wide
@@ -137,7 +138,10 @@ def difference(found: Completion, wanted: Completion) -> str | None:
     whole = found.finish_reason == "abort" or count == len(wanted.token_ids)
     if not whole or found.token_ids != wanted.token_ids[:count]:
         return f"tokens {found.token_ids} instead of {wanted.token_ids}"
-    pairs = zip(found.logprobs or [], wanted.logprobs or [], strict=False)
+    told = found.logprobs or []
+    if len(told) != count:
+        return f"{len(told)} log-probabilities of {count} tokens"
+    pairs = zip(told, (wanted.logprobs or [])[:count], strict=True)
     apart = max((abs(one.logprob - other.logprob) for one, other in pairs), default=0.0)
     return f"log-probabilities {apart:.2g} apart" if apart > _TOLERANCE else None
 

@@ -6,6 +6,7 @@ now, and what the round then accepts of them need not be taken again.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
@@ -15,9 +16,11 @@ import numpy as np
 from headstart.backends.base import RoundMasks
 from headstart.engine.grammar import BatchGrammar, Grammar, GuardedGrammar
 
-# Seconds of a processor, behind which no further draft of a round is followed: all requests of the
+# Seconds of a processor, beyond which no further draft of a round is followed: all requests of the
 # round wait meanwhile.
 _MOST_SECONDS = 0.05
+
+_log = logging.getLogger("headstart.engine")
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
 
@@ -68,30 +71,44 @@ class MaskRows:
 class MaskBatch:
     """Those grammars of one round that answer with others of their kind."""
 
-    def __init__(self, grammars: Mapping[int, GuardedGrammar], rows: MaskRows):
-        """Find what may come next of each, by index; what fails is left for others to ask."""
-        self._grammars, self._rows = grammars, rows
+    def __init__(
+        self,
+        grammars: Mapping[int, GuardedGrammar],
+        rows: MaskRows,
+        failed: set[type[BatchGrammar]],
+    ):
+        """Find what may come next of each, by index; what fails is left for others to ask.
+
+        failed: kinds whose failure is in the log already; further ones are added.
+        """
+        self._grammars, self._rows, self._failed = grammars, rows, failed
+        self._took: dict[type[BatchGrammar], float] = {}  # seconds, for what comes next
         able = {index: each.of_many for index, each in grammars.items()}
         for kind, own in _by_kind(able).items():
+            started = time.thread_time()
             self._fill(kind, own, 0)
+            self._took[kind] = time.thread_time() - started
 
     def follow(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Find what comes behind drafts, of each up to the first that does not fit.
 
-        Where that takes long, masks end before that, and drafts do not count behind the last one.
+        A draft is followed where that ends in time if it takes as long as the one before did. Where
+        masks end before the drafts do, drafts do not count behind the last one.
         """
         until = time.thread_time() + _MOST_SECONDS
         begun = {i: self._grammars[i].of_many for i in drafts if i in self._rows.ends}
         for kind, going in _by_kind(begun).items():
-            depth = 0
+            depth, took = 0, self._took[kind]
             while tokens := {i: drafts[i][depth] for i in going if len(drafts[i]) > depth}:
-                if time.thread_time() > until:
-                    return
+                started = time.thread_time()
+                if started + took > until:
+                    break
                 fitting = self._rows.allowing(list(tokens), list(tokens.values()))
                 depth += 1
                 going = self._taking(kind, {i: going[i] for i in fitting}, tokens)
                 if not self._fill(kind, going, depth):
                     break
+                took = time.thread_time() - started
 
     def _taking(
         self, kind: type[BatchGrammar], going: dict[int, Grammar], tokens: Mapping[int, int]
@@ -114,7 +131,13 @@ class MaskBatch:
             return False
         try:
             kind.fill(list(going.values()), self._rows.free(len(going)), depth)
-        except Exception:
+        except Exception as error:
+            if kind not in self._failed:
+                self._failed.add(kind)
+                _log.warning(
+                    "masks of %d x %s at once, behind %d drafts, failed; this is logged once",
+                    len(going), kind.__name__, depth, exc_info=error,
+                )  # fmt: skip
             return False
         self._rows.keep(list(going), depth)
         return True

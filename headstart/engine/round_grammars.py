@@ -10,13 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from headstart.backends.base import RoundMasks
-from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.grammar import BatchGrammar, GuardedGrammar
 from headstart.engine.mask_batch import MaskBatch, MaskRows, accept_together
 from headstart.engine.mask_threads import MaskThreads
 
 # Seconds of a processor, in all and for each mask, up to which threads are not worth it.
 _LITTLE, _LITTLE_EACH = 4e-3, 3e-5
-_APART = 16  # rounds that threads share after one that took longer
+# Rounds that threads share after one that took longer; twice as many each time that the next one
+# without them takes as long again, since such a round keeps all requests waiting.
+_APART, _MOST_APART = 16, 512
 
 
 class RoundGrammars:
@@ -26,6 +28,8 @@ class RoundGrammars:
         self._threads = MaskThreads()
         self._batch: MaskBatch | None = None  # of the round under way
         self._apart = 0  # rounds for which each is still asked by itself
+        self._pause = _APART  # such rounds after the next slow one
+        self._failed = set[type[BatchGrammar]]()  # kinds of which the log says so
         self._seconds = 0.0  # of a processor that answering together took, in this round
 
     def accept(self, given: Sequence[tuple[GuardedGrammar | None, Sequence[int]]]) -> list[int]:
@@ -51,7 +55,7 @@ class RoundGrammars:
             self._threads.begin(list(grammars.values()))
             return
         started = time.thread_time()
-        self._batch = MaskBatch(grammars, rows)
+        self._batch = MaskBatch(grammars, rows, self._failed)
         self._seconds += time.thread_time() - started
 
     def masks(
@@ -63,7 +67,12 @@ class RoundGrammars:
             is_slow = self._seconds > max(_LITTLE, _LITTLE_EACH * len(result.requests))
         finally:
             self.finish()
-        self._apart = _APART if is_slow else max(0, self._apart - 1)
+        if is_slow:
+            self._apart, self._pause = self._pause, min(2 * self._pause, _MOST_APART)
+        elif self._apart:
+            self._apart -= 1
+        else:
+            self._pause = _APART
         return result
 
     def _found(

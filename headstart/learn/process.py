@@ -1,8 +1,9 @@
 """The process that learns beside a server: `python -m headstart.learn.process`, given JSON.
 
 It says what happens in JSON lines on its standard output, and takes what the server decided from
-its standard input; when that ends, the server is gone and so is this process. It writes nothing but
-heads and thinned texts. The server stops and continues it by signals, at any moment.
+its standard input; when that ends, the server is gone and so is this process. It writes heads with
+what belongs to them, thinned texts, and states of the base; those of other bases it removes. The
+server stops and continues it by signals, at any moment.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headstart.documents import misfit, parse_json
 _IDLE_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_MOST_MMAP_THRESHOLD = 32 << 20  # bytes; glibc takes no more
+_MOST_MMAP_THRESHOLD = 32 << 20  # bytes; older versions take no more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +85,10 @@ def _end_with_parent() -> None:
 
 def _keep_freed_memory() -> None:
     """Do not return freed memory to the system: each step wants the same tensors of some 26 MB."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):  # glibc has it, musl does not
-        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
-        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, musl does not
+    # Either ends glibc's own choice of both, so that the second alone would do harm.
+    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD):
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _give_way() -> None:

@@ -139,8 +139,9 @@ def start_lines(options: LearnOptions, keys: tuple[str, ...], *, shares_device: 
     """What a server's log says at its start about what is kept, and when learning runs."""
     shared = f"at most {options.learn_share:.0%} of the time while requests run"
     lines = [
-        f"learning: prompts and answers are COLLECTED in {options.learn} (token ids, at most "
-        f"{options.learn_gigabytes:g} GB) to tune the head; requests decline with "
+        f"learning: prompts and answers are COLLECTED in {options.learn} (token ids, and on a CPU "
+        f"the model's states of them; at most {options.learn_gigabytes:g} GB) to tune the head; "
+        "requests decline with "
         '{"headstart": {"learn": false}}',
         f"learning: {shared if shares_device else 'all the time'}, on {options.learn_device}; "
         "docs/learning.md says what is kept",

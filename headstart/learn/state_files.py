@@ -119,26 +119,32 @@ class StoredStates:
         self._read: dict[str, int] = {}  # file name -> bytes that were read
         self._looked = -_LOOK_SECONDS
 
-    def __contains__(self, text_id: str) -> bool:
-        if text_id not in self._entries:
+    def has(self, record: Record) -> bool:
+        """Whether there are states of a text, which may be cut; damage shows when they are read."""
+        if not self._knows(record):
             self._look()
-        return text_id in self._entries
+        return self._knows(record)
+
+    def _knows(self, record: Record) -> bool:
+        found = self._entries.get(record.id)
+        return found is not None and found[2].rows >= len(record.ids) - 1
 
     def find(self, record: Record) -> Tensor | None:
         """[T, D] in bf16 of a text, which may be cut; None where there are none, or damaged ones.
 
         The last token of an answer has none, and nothing is learned from its: zeros stand there.
         """
-        if record.id not in self:
+        if not self.has(record):
             return None
         path, place, entry = self._entries[record.id]
         num_tokens = len(record.ids)
         data = _bytes_at(path, place, entry.num_bytes)
-        if entry.rows < num_tokens - 1 or zlib.crc32(data) != entry.crc32:
+        if zlib.crc32(data) != entry.crc32:
             del self._entries[record.id]
             return None
         states = torch.frombuffer(bytearray(data), dtype=torch.bfloat16).view(-1, entry.width)
         if not bool(torch.isfinite(states).all()):
+            del self._entries[record.id]
             return None
         missing = max(0, num_tokens - entry.rows)
         return torch.cat([states[:num_tokens], states.new_zeros(missing, entry.width)])

@@ -72,7 +72,7 @@ class RememberedStates:
         return states
 
     def _is_stored(self, record: Record) -> bool:
-        return self._stored is not None and record.id in self._stored
+        return self._stored is not None and self._stored.has(record)
 
     def _computed(self, records: Sequence[Record]) -> dict[str, Tensor]:
         if not records:

@@ -45,7 +45,7 @@ closely = pytest.mark.parametrize(
 )
 Texts = list[list[int]]
 Expected = Callable[[Texts, Texts], Texts]  # texts, prompts -> what the texts have to be
-PROMPTS = make_prompts()
+PROMPTS, TOKENS = make_prompts(), 14
 # K, block size, rows per step, slots of memory
 SHAPES: dict[str, tuple[int, int, int, int]] = {
     "K=0, little memory": (0, 4, 24, 72),
@@ -79,11 +79,13 @@ def said() -> Callable[[str, Path], Expected]:
 
 def _plain_text(family: str, folder: Path) -> Expected:
     if family not in ("step3p5", "exaone4_5", "bailing_moe_v2"):
-        return GreedyTexts(published_model(folder)).like
+        greedy_texts = GreedyTexts(published_model(folder))
+        return lambda texts, prompts: greedy_texts.like(texts, prompts, TOKENS)
     # transformers reads the first two with pictures only and has no class for the third; their
     # trunks are compared in unit tests
     plain = start(folder, speculate=0, prefix_caching=False, slots=4000)
-    own = {tuple(prompt): ids_of(run(plain, [prompt], greedy(14)))[0] for prompt in PROMPTS}
+    own = {tuple(prompt): ids_of(run(plain, [prompt], greedy(TOKENS)))[0] for prompt in PROMPTS}
+    assert {len(text) for text in own.values()} == {TOKENS}
     return lambda texts, prompts: [own[tuple(prompt)] for prompt in prompts]
 
 
@@ -112,7 +114,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
 )
 def test_greedy_text_is_that_of_transformers(shape: str, folder: Path, expected: Expected) -> None:
     engine = shaped(folder, shape)
-    results = run(engine, PROMPTS, greedy(14))
+    results = run(engine, PROMPTS, greedy(TOKENS))
     assert ids_of(results) == expected(ids_of(results), PROMPTS)
     if "all at once" not in shape:
         assert engine.stats.cached_tokens > 0, "no prefix was reused"
@@ -142,7 +144,7 @@ def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) 
 )
 def test_aborted_neighbours_change_nothing(folder: Path, expected: Expected) -> None:
     engine = shaped(folder, "K=4, little memory")
-    ids = [engine.add(prompt, greedy(14)) for prompt in PROMPTS]
+    ids = [engine.add(prompt, greedy(TOKENS)) for prompt in PROMPTS]
     dropped = set(ids[1::3])
     for step in range(1000):
         if not engine.has_work:
@@ -200,7 +202,7 @@ def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
 def test_experts_run_in_int8(folder: Path, expected: Expected) -> None:
     engine = start(folder, speculate=3, dtype="float32", weights="int8")
     assert not [n for n, p in engine.model.trunk.named_parameters() if p.dim() == 3]
-    found = ids_of(run(engine, PROMPTS, greedy(14)))
+    found = ids_of(run(engine, PROMPTS, greedy(TOKENS)))
     assert found == expected(found, PROMPTS)
 
 
@@ -225,7 +227,9 @@ def test_fused_experts_give_the_same_text_and_drafts(tiny: Tiny, tmp_path: Path)
     answers = []
     for model in (folder, edited(folder, tmp_path / "fused", change=fuse)):
         engine = start(model, speculate=3)
-        answers.append((ids_of(run(engine, PROMPTS, greedy(14))), engine.stats.acceptance.accepted))
+        answers.append(
+            (ids_of(run(engine, PROMPTS, greedy(TOKENS))), engine.stats.acceptance.accepted)
+        )
     assert answers[0] == answers[1]
 
 
@@ -237,7 +241,7 @@ def test_the_head_of_ernie_turns_halves_where_vllm_is_to_be_reproduced(tiny: Tin
         assert engine.model.head is not None
         table = engine.model.head.module(1).rotary or engine.model.trunk.rotary
         assert table.is_interleaved is turns_neighbours
-        answers.append(ids_of(run(engine, PROMPTS, greedy(14))))
+        answers.append(ids_of(run(engine, PROMPTS, greedy(TOKENS))))
         counters.append(engine.stats.acceptance.accepted)
     assert answers[0] == answers[1] and counters[0] != counters[1]
 

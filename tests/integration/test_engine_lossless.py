@@ -89,8 +89,8 @@ def published_answers(model: tuple[str, Path], said: Callable[[Path], GreedyText
 def test_greedy_text_is_that_of_transformers(
     shape: str, model: tuple[str, Path], published_answers: GreedyTexts
 ) -> None:
-    found, stats = answers(model[1], shape, greedy())
-    assert found == published_answers.like(found, PROMPTS)
+    found, stats = answers(model[1], shape, greedy(20))
+    assert found == published_answers.like(found, PROMPTS, 20)
     if shape in TIGHT:
         assert stats.preemptions > 0, "memory was not tight"
     if SHAPES[shape][-1] and SHAPES[shape][1] < 16:
@@ -101,7 +101,10 @@ def test_another_text_than_that_of_transformers_would_be_found(tiny: Tiny) -> No
     folder = checkpoint(tiny)
     (own,) = ids_of(run(start(folder, speculate=0), PROMPTS[:1], greedy(6)))
     wrong = [*own[:3], (own[3] + 1) % VOCAB, *own[4:]]
-    assert GreedyTexts(transformers_model(folder)).like([wrong], PROMPTS[:1]) == [own]
+    texts = GreedyTexts(transformers_model(folder))
+    assert texts.like([wrong], PROMPTS[:1], 6) == [own]
+    with pytest.raises(AssertionError, match=r"\[5\] tokens, not 6 each"):
+        texts.like([own[:-1]], PROMPTS[:1], 6)
 
 
 def test_the_head_agrees_with_its_trunk_now_and_then_at_every_depth(
@@ -127,8 +130,8 @@ def test_a_head_with_its_halves_swapped_gives_the_same_text_and_other_counters(
     accepted = []
     for folder in (model[1], other):
         engine = start(folder, speculate=3)
-        found = ids_of(run(engine, PROMPTS, greedy()))
-        assert found == published_answers.like(found, PROMPTS)
+        found = ids_of(run(engine, PROMPTS, greedy(20)))
+        assert found == published_answers.like(found, PROMPTS, 20)
         accepted.append(sum(engine.stats.acceptance.accepted))
     assert accepted[1] < accepted[0] / 2
 

@@ -11,9 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.tiny_fixture import Tiny
 
 from headstart.engine.output import Completion
 from headstart.engine.stats import RequestStats
+from headstart.errors import ConfigError
+from headstart.sampling.choose import TokenLogprob
 
 WORDS = ["gpu_pressure.py", "--device", "cpu", "--kernels", "off", "--drafts", "3"]
 
@@ -65,8 +68,23 @@ def test_a_wrong_token_a_wrong_state_and_too_little_pressure_are_told(
 
 
 def test_an_answer_that_was_cut_short_is_compared_as_far_as_it_goes(script: ModuleType) -> None:
-    whole = Completion(0, [3, 4, 5], "", "length", None, [], None, RequestStats())
-    cut = replace(whole, token_ids=[3, 4], finish_reason="abort")
+    told = [TokenLogprob(token, -0.5, {}) for token in (3, 4, 5)]
+    whole = Completion(0, [3, 4, 5], "", "length", None, [], told, RequestStats())
+    cut = replace(whole, token_ids=[3, 4], finish_reason="abort", logprobs=told[:2])
     assert script.difference(cut, whole) is None
     assert script.difference(replace(cut, token_ids=[3, 5]), whole) is not None
     assert script.difference(replace(cut, finish_reason="length"), whole) is not None
+    assert script.difference(replace(cut, logprobs=told[:1]), whole) is not None, "too few"
+
+
+def test_memory_that_is_refused_for_another_reason_is_an_error(
+    script: ModuleType, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the search for a small memory went on without end."""
+
+    def refuses(*_: Any) -> None:
+        raise ConfigError("another reason")
+
+    monkeypatch.setattr(script, "plan_memory", refuses)
+    with pytest.raises(ConfigError, match="another reason"):
+        script.small(tiny("mimo"), "cpu", 0, 24, "off")

@@ -252,8 +252,12 @@ class GreedyTexts:
         self._model = model
         self._known: dict[tuple[int, ...], list[int]] = {}
 
-    def like(self, texts: Sequence[list[int]], prompts: Sequence[list[int]]) -> list[list[int]]:
-        """Its own texts, as long as these."""
+    def like(
+        self, texts: Sequence[list[int]], prompts: Sequence[list[int]], count: int
+    ) -> list[list[int]]:
+        """Its own texts of `count` tokens, which these must have, too."""
+        lengths = [len(text) for text in texts]
+        assert lengths == [count] * len(texts), f"{lengths} tokens, not {count} each"
         return [self._text(tuple(p), text) for p, text in zip(prompts, texts, strict=True)]
 
     def _text(self, prompt: tuple[int, ...], text: list[int]) -> list[int]:

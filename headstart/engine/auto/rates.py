@@ -34,11 +34,11 @@ class Rates:
         self.tried = [count * _FADING for count in self.tried]
         self.right = [count * _FADING for count in self.right]
 
-    def conditional(self, depth: int, prior: float, weight: float = _PRIOR_WEIGHT) -> float:
+    def conditional(self, depth: int, prior: float) -> float:
         """P(draft at `depth` (from 1) is right, given those before it), shrunk to the prior."""
         tried = self.tried[depth - 1] if depth <= len(self.tried) else 0.0
         right = self.right[depth - 1] if depth <= len(self.right) else 0.0
-        return (right + prior * weight) / (tried + weight)
+        return (right + prior * _PRIOR_WEIGHT) / (tried + _PRIOR_WEIGHT)
 
     def priors(self, num_drafts: int, first: float = _PRIOR_RATE) -> list[float]:
         """Conditional rates by depth; a depth never seen is taken to be like the one before.
@@ -55,7 +55,7 @@ class Rates:
         """P(drafts 1 to depth are all right), for every depth that has a prior."""
         result, chain = [], 1.0
         seen = zip(priors, self.tried, self.right, strict=False)
-        for prior, tried, right in seen:  # as `conditional`, which is called very often
+        for prior, tried, right in seen:  # as `conditional`, without a call: this runs very often
             chain *= (right + prior * _OTHERS_WEIGHT) / (tried + _OTHERS_WEIGHT)
             result.append(chain)
         for prior in priors[len(result) :]:

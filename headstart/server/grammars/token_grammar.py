@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from headstart.errors import RequestError
-from headstart.sampling.masks import num_words, unpacked
+from headstart.sampling.masks import has_token, num_words, unpacked
 
 # Processor time that a grammar may take: a store that fills with every token.
 _STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
@@ -150,7 +150,7 @@ class TokenGrammar:
             _CHAIN_SECONDS,
         )  # fmt: skip
         fitting = 0
-        while is_whole and fitting < len(drafts) and _has(known[fitting], drafts[fitting]):
+        while is_whole and fitting < len(drafts) and has_token(known[fitting], drafts[fitting]):
             fitting += 1
         self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN * fitting)
         if not is_whole:  # others held up the thread: what would follow the drafts is not known
@@ -213,7 +213,7 @@ class TokenGrammar:
 
     def _allows(self, token: int) -> bool:
         words = self._tokens.room(1)
-        return not self._fill(words) or _has(words[0], token)
+        return not self._fill(words) or has_token(words[0], token)
 
 
 @cache
@@ -221,12 +221,6 @@ def _batch() -> Any:
     import xgrammar
 
     return xgrammar.BatchGrammarMatcher(max_threads=1)
-
-
-def _has(words: np.ndarray, token: int) -> bool:
-    """Whether a mask allows a token; one that it has no bit for is not allowed."""
-    at = token >> 5
-    return 0 <= at < len(words) and bool((int(words[at]) >> (token & 31)) & 1)
 
 
 class Allowance:

@@ -82,6 +82,16 @@ def test_rows_that_are_not_sorted_are_not_timed(
     assert "--sort-rows 64: rows up to 64" in capsys.readouterr().err
 
 
+def test_tiles_are_timed_with_plain_weights_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["gpu_moe.py", "--shape", "tiny", "--rows", "70", "--tiles", "--format", "fp8-block"]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        gpu_moe.main()
+    assert "--tiles times plain weights, not --format fp8-block" in capsys.readouterr().err
+
+
 def test_a_wrong_sort_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = torch.tensor([[2, 0], [0, 1]], dtype=torch.int32, device=DEVICE)
     monkeypatch.setattr(gpu_moe, "sort_pairs", lambda *given, step: sort_plainly(*given))

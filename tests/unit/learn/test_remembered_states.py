@@ -100,6 +100,18 @@ def test_what_was_prepared_is_there_for_the_next_learner(folder: Folder) -> None
     assert other.computed == [] and trunk.computed == ["a", "b", "c"]
 
 
+def test_what_was_prepared_of_shorter_texts_is_prepared_again(folder: Folder) -> None:
+    """Where the next learner cuts texts later, what is on disk is too short for it."""
+    short, long = record("a", 3), record("a", 8)
+    states, trunk = make(folder)
+    assert states.prepare([short]) and trunk.computed == ["a"]
+    for computed_by_it in (["a"], []):
+        again, other = make(folder)
+        assert again.prepare([long]) and other.computed == computed_by_it
+        assert torch.equal(again.states(Row((long,))), expected([long]))
+        assert other.computed == computed_by_it
+
+
 @pytest.mark.parametrize("on_disk", [False, True], ids=["no disk", "a full one"])
 def test_what_the_disk_does_not_take_is_prepared_within_memory(
     on_disk: bool, folder: Folder

@@ -54,3 +54,9 @@ def test_the_log_says_when_learning_runs(device: str, shares: bool, said: str) -
     """Regression: a share was named on another device, where nobody keeps to it."""
     options = LearnOptions(learn=Path("learned"), learn_share=0.25, learn_device=device)
     assert said in start_lines(options, (), shares_device=shares)[1]
+
+
+def test_the_log_says_all_that_is_collected() -> None:
+    options = LearnOptions(learn=Path("learned"), learn_gigabytes=2)
+    said = "COLLECTED in learned (token ids, and on a CPU the model's states of them; at most 2 GB)"
+    assert said in start_lines(options, (), shares_device=True)[0]

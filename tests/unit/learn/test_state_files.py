@@ -35,6 +35,10 @@ def reader(folder: Folder, width: int = WIDTH) -> StoredStates:
     return StoredStates(folder.states, KIND, width)
 
 
+def has(stored: StoredStates, name: str) -> bool:
+    return stored.has(record(name, 1))
+
+
 def written(folder: Folder, *counts: int, max_bytes: int = 1 << 20) -> Path:
     """A file with states of texts t0, t1, ... of so many rows."""
     writer = StateWriter(folder, SERVED, max_bytes)
@@ -53,7 +57,7 @@ def test_states_survive_the_disk_and_are_their_owners_alone(folder: Folder) -> N
     assert last is not None and torch.equal(last[:3], rows(3, 1)) and not last[3].any()
     cut = stored.find(record("t0", 2))
     assert cut is not None and torch.equal(cut, rows(5, 0)[:2])
-    assert "t2" not in stored and stored.find(record("t1", 5)) is None, "two are missing"
+    assert not has(stored, "t2") and stored.find(record("t1", 5)) is None, "two are missing"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
@@ -71,9 +75,9 @@ def test_a_kill_costs_the_text_that_was_being_written(folder: Folder, kept: int)
     path.write_bytes(data[:kept])
     stored = reader(folder)
     whole = len(data) // 2 <= kept
-    assert ("t0" in stored) == whole and "t1" not in stored
+    assert has(stored, "t0") == whole and not has(stored, "t1")
     path.write_bytes(data)  # it was only being written
-    assert "t0" in stored and "t1" in stored
+    assert has(stored, "t0") and has(stored, "t1")
     written(folder, 2)  # a server that starts again begins another file
     assert len(list(folder.states.iterdir())) == 2
 
@@ -86,13 +90,27 @@ def test_damage_costs_states_and_is_never_learned_from(folder: Folder) -> None:
     data[size] = ord("x")  # the second's line, so that the third is not found
     path.write_bytes(data)
     stored = reader(folder)
-    assert stored.find(record("t0", 5)) is None and "t0" not in stored
-    assert "t1" not in stored and "t2" not in stored
+    assert stored.find(record("t0", 5)) is None and not has(stored, "t0")
+    assert not has(stored, "t1") and not has(stored, "t2")
     bad = torch.full((3, WIDTH), torch.nan, dtype=torch.bfloat16)
     writer = StateWriter(folder, SERVED, 1 << 20)
     writer.add("t3", KIND, bad)
     writer.close()
-    assert "t3" in stored and stored.find(record("t3", 3)) is None
+    assert has(stored, "t3") and stored.find(record("t3", 3)) is None
+    assert not has(stored, "t3"), "it would be read again and again"
+
+
+def test_states_of_a_text_that_was_shorter_are_taken_until_there_are_longer_ones(
+    folder: Folder,
+) -> None:
+    """`max_len` cuts texts, and may be another one at the next start."""
+    written(folder, 3)
+    stored, longer = reader(folder), record("t0", 5)
+    assert not stored.has(longer) and stored.find(longer) is None
+    assert stored.has(record("t0", 4)) and stored.find(record("t0", 4)) is not None
+    written(folder, 5)
+    found = stored.find(longer)
+    assert stored.has(longer) and found is not None and torch.equal(found, rows(5, 0))
 
 
 def test_older_served_states_make_room_then_those_of_the_base_and_never_texts(
@@ -109,12 +127,12 @@ def test_older_served_states_make_room_then_those_of_the_base_and_never_texts(
         assert served.add(f"t{number}", KIND, rows(10, number)) > 0
         assert state_files.used_bytes(folder) <= 4000
     stored = reader(folder)
-    assert "t39" in stored and "t0" not in stored and "b" in stored
+    assert has(stored, "t39") and not has(stored, "t0") and has(stored, "b")
     text = Text(id="t39", prompt=[1] * 1500, answer=[2], kind="", time=0.0, finish_reason="stop")
     with TextWriter(folder.texts) as texts:
         texts.add([text])
     assert served.make_room() and state_files.used_bytes(folder) <= 4000
-    assert "b" in reader(folder)
+    assert has(reader(folder), "b")
     for number in range(40, 44):
         with TextWriter(folder.texts) as texts:
             texts.add([Text(**{**vars(text), "id": f"t{number}", "prompt": [1] * 250})])
@@ -132,14 +150,14 @@ def test_states_that_cannot_fit_cost_no_others(folder: Folder) -> None:
     assert served.add("t0", KIND, rows(10, 0)) > 0
     assert served.add("t1", KIND, rows(480, 0)) == 0, "the base's states would have to go"
     stored = reader(folder)
-    assert "t0" in stored and "b" in stored
+    assert has(stored, "t0") and has(stored, "b")
     served.close()
 
 
 def test_what_is_written_after_all_states_had_to_go_is_found(folder: Folder) -> None:
     """A reader knows files by name, so no name comes back."""
     served, stored = StateWriter(folder, SERVED, 1 << 20), reader(folder)
-    assert served.add("t0", KIND, rows(9, 0)) > 0 and "t0" in stored
+    assert served.add("t0", KIND, rows(9, 0)) > 0 and has(stored, "t0")
     for path in folder.states.iterdir():  # by another writer that makes room
         path.unlink()
     assert served.add("t1", KIND, rows(5, 1)) > 0
@@ -152,7 +170,7 @@ def test_what_is_written_after_all_states_had_to_go_is_found(folder: Folder) -> 
 def test_a_reader_goes_on_when_a_file_is_gone(folder: Folder) -> None:
     path = written(folder, 5)
     stored = reader(folder)
-    assert "t0" in stored
+    assert has(stored, "t0")
     path.unlink()
     assert stored.find(record("t0", 5)) is None
 

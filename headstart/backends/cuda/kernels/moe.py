@@ -16,6 +16,7 @@ M rows, C choices of a row, E routed experts, H model width, W width of an exper
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -27,9 +28,10 @@ from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.sorting import MOST, empty_lists, sort_pairs, tile_for
 
-# Tiles of 128 pairs read weights and rows half as often as tiles of 64: on an H200 a layer takes
-# 1.3 times less at 4000 rows (`benchmarks/gpu_moe.py --tiles`).
+# Tiles of 128 pairs read weights and rows half as often as tiles of 64: on an H200 a layer is 1.3
+# times as fast at 4000 rows (`benchmarks/gpu_moe.py --tiles`).
 _WIDE_TILE = 128
+_WIDE_BYTES = 147456  # of shared memory, that a program with such a tile takes
 _SCANNED = 64
 MAX_SCANNED_ROWS = _SCANNED
 _FEW_PAIRS = 16  # of a tile
@@ -85,7 +87,7 @@ def expert_terms(
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     is_sorted = rows > MAX_SCANNED_ROWS
     if is_sorted:
-        lists = sort_pairs(chosen, count + experts.num_shared, most=most_pairs(x.dtype))
+        lists = sort_pairs(chosen, count + experts.num_shared, most=most_pairs(x.dtype, x.device))
         first, second = shapes or _cuts_many(lists.tile)
         terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
     else:
@@ -118,9 +120,18 @@ def _cut(outputs: int, pairs: int) -> Shape:
     return Shape(outputs=wide, inputs=128, warps=4, stages=3 if wide == 64 else 4)
 
 
-def most_pairs(dtype: torch.dtype) -> int:
+def most_pairs(dtype: torch.dtype, device: torch.device) -> int:
     """Of a tile of many rows: sums of more products of fp32 would not fit into registers."""
-    return _WIDE_TILE if dtype.itemsize == 2 or triton.knobs.runtime.interpret else MOST
+    if triton.knobs.runtime.interpret:
+        return _WIDE_TILE
+    return _WIDE_TILE if dtype.itemsize == 2 and has_room(device) else MOST
+
+
+@cache
+def has_room(device: torch.device) -> bool:
+    """Whether a GPU has the shared memory for wide tiles: those for graphics have less."""
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0)) >= _WIDE_BYTES
 
 
 def _cuts_many(tile: int) -> tuple[Shape, Shape]:

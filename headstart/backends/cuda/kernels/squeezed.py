@@ -18,6 +18,15 @@ from headstart.backends.cuda.kernels.jit import jit
 FEW_ROWS = 4  # up to which requests attend in programs for few rows
 
 
+def lanes_for(requests: int) -> int:
+    """Of a program that looks at all requests.
+
+    A power of 4, as the numbers of requests are for which kernels are compiled at the start: no
+    other one has to be compiled while requests wait.
+    """
+    return int(4 ** (((requests - 1).bit_length() + 1) // 2))
+
+
 def fit_drafts(lengths: Tensor, left: Tensor, limits: Tensor, *, most: int, rows: int) -> None:
     """Cut drafts, of which `limits` [B] count and `most` of a request at most, to a pass's rows.
 
@@ -27,7 +36,7 @@ def fit_drafts(lengths: Tensor, left: Tensor, limits: Tensor, *, most: int, rows
     requests = len(limits)
     _fit_drafts[(1,)](
         lengths, left, limits, requests, rows, MOST=most,
-        REQUESTS=triton.next_power_of_2(requests), num_warps=1,
+        REQUESTS=lanes_for(requests), num_warps=1,
     )  # fmt: skip
 
 
@@ -73,7 +82,7 @@ def squeeze_trunk_rows(
     _squeeze_rows[(requests + triton.cdiv(total, fill),)](
         lengths, left, limits, tables, drafted, ids, positions, kv_slots, sources, places, seen,
         starts, counts, tables.stride(0), drafted.stride(0), line, requests, total, ROWS=rows,
-        BLOCK=triton.next_power_of_2(rows), REQUESTS=triton.next_power_of_2(requests), FILL=fill,
+        BLOCK=triton.next_power_of_2(rows), REQUESTS=lanes_for(requests), FILL=fill,
         PAGE=block_size, FEW=FEW_ROWS, num_warps=1,
     )  # fmt: skip
     return seen, starts, counts

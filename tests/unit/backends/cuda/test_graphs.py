@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 from headstart.backends.cuda import graphs as graphs_module
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs
+from headstart.backends.cuda.kernels.squeezed import lanes_for
+from headstart.backends.cuda.round_profile import _timed_sizes
 from headstart.backends.cuda.sampling import SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 from headstart.engine.memory import MOST_REQUESTS
@@ -38,6 +40,18 @@ def test_every_number_of_requests_has_a_captured_size(count: int, last: list[int
 
 def test_a_gpu_runs_no_more_requests_by_itself_than_the_largest_captured_round_has() -> None:
     assert graphs_for(MOST_REQUESTS + 1).sizes()[-2] == MOST_REQUESTS
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 40, 100, MOST_REQUESTS])
+def test_kernels_of_rounds_that_copy_are_compiled_at_the_start_for_every_number_of_requests(
+    count: int,
+) -> None:
+    """Regression: eight requests that copied had to wait for a compiler."""
+    graphs = graphs_for(count)
+    rounds: Any = SimpleNamespace(bucket=graphs.bucket, sizes=SimpleNamespace(max_requests=count))
+    compiled = {lanes_for(size) for size in _timed_sizes(rounds)}
+    assert {lanes_for(size) for size in graphs.sizes()} == compiled
+    assert all(size <= lanes_for(size) <= 4 * size for size in graphs.sizes())
 
 
 def test_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

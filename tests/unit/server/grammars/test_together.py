@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -184,17 +186,21 @@ def failing(*_: Any) -> Any:
 
 
 def test_where_one_call_for_masks_fails_each_is_asked_by_itself(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The log says why, once: this goes on in every round."""
     masked, grammars, asked = together(compiler)
     wanted = alone(asked)
     monkeypatch.setattr(TokenGrammar, "fill", staticmethod(failing))
-    assert masks_of(masked, asked) == wanted
+    for _ in range(3):
+        assert masks_of(masked, asked) == wanted
+    assert caplog.text.count("masks of 4 x TokenGrammar at once, behind 0 drafts, failed") == 1
+    assert "RuntimeError: no memory" in caplog.text
     assert all(grammar.error is None for grammar in grammars)
 
 
 def test_no_draft_counts_behind_masks_that_fail(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     masked, grammars, asked = together(compiler)
     wanted, calls = alone(asked), list[int]()
@@ -208,6 +214,7 @@ def test_no_draft_counts_behind_masks_that_fail(
 
     monkeypatch.setattr(TokenGrammar, "fill", staticmethod(second_fails))
     assert masks_of(masked, asked) == {index: own[:1] for index, own in wanted.items()}
+    assert "behind 1 drafts, failed" in caplog.text
     assert masked.accept([(grammar, ids("ac")) for grammar in grammars]) == [2] * 4
     assert [grammar.num_fitting(ids("db")) for grammar in grammars] == [1] * 4
 
@@ -224,6 +231,32 @@ def test_masks_that_take_long_end_before_the_drafts(
     assert masked.accept([(grammar, ids("a")) for grammar in grammars]) == [1] * 4
     asked = {i: (each, ids("ba")) for i, each in enumerate(grammars)}
     assert masks_of(masked, asked) == alone(asked)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "depths"),
+    [([0.01, 0.01, 0.01, 0.01], 4), ([0.01, 0.03, 0.03, 0.03], 2), ([0.06, 0.01], 1)],
+    ids=["quick", "another one would end too late", "slow before there are drafts"],
+)
+def test_drafts_are_followed_as_long_as_the_next_one_should_end_in_time(
+    seconds: list[float],
+    depths: int,
+    compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """50 ms for what comes behind drafts, by what the one before took."""
+    masked, _, asked = together(compiler)
+    wanted, clock, fill = alone(asked), 0.0, TokenGrammar.fill
+
+    def timed(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
+        nonlocal clock
+        clock += seconds[ahead]
+        fill(grammars, out, ahead)
+
+    monkeypatch.setattr(TokenGrammar, "fill", staticmethod(timed))
+    clocks = SimpleNamespace(thread_time=lambda: clock)
+    monkeypatch.setattr("headstart.engine.mask_batch.time", clocks)
+    assert masks_of(masked, asked) == {index: own[:depths] for index, own in wanted.items()}
 
 
 def test_grammars_of_two_compilers_are_asked_by_themselves(
@@ -263,25 +296,32 @@ def test_where_moving_together_fails_only_those_requests_end(
     assert apart.error is None
 
 
-def test_after_a_slow_round_grammars_are_asked_one_by_one_for_some(
+def test_after_slow_rounds_grammars_are_asked_one_by_one_for_more_and_more(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the one that takes long is charged for it."""
-    masked, _, asked = together(compiler)
-    monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", 0.0)
+    """So that the one that takes long is charged for it; a quick round ends that."""
+    masked, _, asked = together(compiler, count=1)
     monkeypatch.setattr("headstart.engine.round_grammars._LITTLE_EACH", 0.0)
-    masks_of(masked, asked)
-    monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", 1e9)
-    calls: list[int] = []
-    fill = TokenGrammar.fill
+    together_in: list[int] = []
+    number, fill = 0, TokenGrammar.fill
 
     def watched(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
-        calls.append(len(grammars))
+        if ahead == 0:
+            together_in.append(number)
         fill(grammars, out, ahead)
 
+    def slow_until(quick: int, stop: int) -> list[int]:
+        """How many rounds lie between those in which all answered together."""
+        nonlocal number
+        together_in.clear()
+        for number in range(stop):
+            little = 1e9 if number >= quick else 0.0
+            monkeypatch.setattr("headstart.engine.round_grammars._LITTLE", little)
+            masks_of(masked, asked)
+        return [b - a - 1 for a, b in pairwise(together_in)]
+
     monkeypatch.setattr(TokenGrammar, "fill", staticmethod(watched))
-    for _ in range(16):
-        masks_of(masked, asked)
-    assert not calls
-    masks_of(masked, asked)
-    assert calls == [4] * 4
+    assert slow_until(1600, 1600) == [16, 32, 64, 128, 256, 512, 512]
+    masked._apart = 0
+    assert slow_until(1, 520) == [512, 0, 0, 0, 0, 0, 0]
+    assert slow_until(1, 20) == [16, 0, 0]

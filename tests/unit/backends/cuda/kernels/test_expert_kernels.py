@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -118,7 +119,7 @@ def test_experts_with_more_pairs_than_64_have_wider_tiles() -> None:
     chosen[5] = -1
     weights = experts.experts_of(block)
     shares = random(200, 2, seed=5)
-    lists = kernels.sort_pairs(chosen.to(DEVICE), 3, most=kernels.most_pairs(x.dtype))
+    lists = kernels.sort_pairs(chosen.to(DEVICE), 3, most=kernels.most_pairs(x.dtype, x.device))
     assert lists.tile == 128
     found = expert_terms(x, chosen.to(DEVICE), shares, weights).sum(0)
     wanted = block.experts(x, chosen[:, :1].long().clamp_min(0).to(DEVICE), shares[:, :1])
@@ -127,9 +128,28 @@ def test_experts_with_more_pairs_than_64_have_wider_tiles() -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_tiles_of_128_pairs_are_for_types_of_two_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("room", "most"),
+    [(166912, [128, 64]), (232448, [128, 64]), (101376, [64, 64])],
+    ids=["8.0", "9.0", "8.6, 8.9 and 12.0"],
+)
+def test_tiles_of_128_pairs_are_for_types_of_two_bytes_on_gpus_with_room(
+    room: int, most: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By compute capability; what does not fit would end the server at its first long prompt."""
+    properties = SimpleNamespace(shared_memory_per_block_optin=room)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(kernels, "has_room", kernels.has_room.__wrapped__)  # without its cache
     monkeypatch.setattr(kernels.triton.knobs.runtime, "interpret", False)
-    assert [kernels.most_pairs(kind) for kind in (torch.bfloat16, torch.float32)] == [128, 64]
+    gpu = torch.device("cuda", 0)
+    assert [kernels.most_pairs(kind, gpu) for kind in (torch.bfloat16, torch.float32)] == most
+
+
+def test_what_wide_tiles_need_is_what_their_stages_hold() -> None:
+    """Of 16-bit numbers: the rows of a tile, and of gate and up or of down."""
+    for cut, matrices in zip(kernels._cuts_many(128), (2, 1), strict=True):
+        held = cut.stages * cut.inputs * (matrices * cut.outputs + 128) * 2
+        assert held == kernels._WIDE_BYTES
 
 
 def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
