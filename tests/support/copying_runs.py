@@ -85,7 +85,9 @@ def take_all_copies(engine: Engine) -> None:
     def plan(
         requests: Sequence[Request], num_running: int, copies: dict[Request, Copy]
     ) -> PlannedRound:
-        head = {request: min(drafts, policy.room(request)) for request in requests}
+        by_head = [request for request in requests if request.params.draft_from != "context"]
+        head = dict.fromkeys(requests, 0)
+        head |= {request: min(drafts, policy.room(request)) for request in by_head}
         rounds["count"] += 1
         instead = {r: len(copy.tokens) for r, copy in copies.items() if rounds["count"] % 2}
         return PlannedRound({r: 0 if r in instead else k for r, k in head.items()}, instead, 0.0)
