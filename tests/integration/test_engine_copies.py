@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_clock")
 SETTINGS = {
     "greedy": greedy(),
     "sampled": seeded(temperature=0.8),
-    "penalties": seeded(temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3),
+    "penalties": seeded(temperature=0.7, repetition_penalty=1.2, frequency_penalty=-1.5),
     "truncated": seeded(temperature=1.0, top_p=0.9, top_k=12, min_p=0.01),
     "biased": seeded(temperature=0.9, logit_bias={3: 2.0, 5: -3.0}, banned_token_ids=(7, 8)),
     "log-probabilities": seeded(temperature=0.8, logprobs=2, min_tokens=4),

@@ -126,3 +126,10 @@ def test_the_longer_match_is_copied() -> None:
     better = copy_after(text, answers=answers)
     assert better is not None and (better.length, better.tokens[:2]) == (14, [77, 78])
     assert better.num_right([77, 78, 5]) == 2 and better.num_right([77]) == 1
+
+
+def test_where_both_matches_are_as_long_the_text_itself_is_copied() -> None:
+    answers = AnswerStore(4)
+    answers.add(b"", [*range(50, 64), 77, 78])
+    same = copy_after(TextIndex([*range(50, 64), 9, *range(50, 64)]), answers=answers)
+    assert same is not None and (same.length, same.tokens[0]) == (14, 9)
