@@ -38,8 +38,8 @@ class TargetOptions:
     compare: str | None = field(
         default=None,
         metadata={
-            "help": "variants of Headstart's server: off,0,3,auto,3+vocab=NAME,"
-            f"3+chunked-prefill=off; default for a MODEL: {_DEFAULT_COMPARE}"
+            "help": "variants of Headstart's server: off,0,3,auto,auto+draft-from=head,"
+            f"3+vocab=NAME,3+chunked-prefill=off; default for a MODEL: {_DEFAULT_COMPARE}"
         },
     )
     base: str | None = field(

@@ -212,8 +212,11 @@ def run(
     for note in engine.notes:
         print(f"note: {note}".translate(CONTROLS), file=sys.stderr)
     params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)
-    if compare and engine.model.head is None:
-        raise ConfigError("--compare needs a head and the model has none; give one with --head.")
+    if compare and engine.model.head is None and options.speculate != "context":
+        raise ConfigError(
+            "--compare needs a head and the model has none; give one with --head, or --speculate "
+            "context."
+        )
     if prompt is None:
         converse(engine, params)
         return

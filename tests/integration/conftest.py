@@ -11,6 +11,8 @@ from support.server_runs import Server, running, served
 from support.server_threads import Running, serving, small_engine
 from support.tiny_fixture import Tiny
 
+from headstart.engine import core
+from headstart.engine.auto.costs import NEVER_PAYS
 from headstart.engine.engine import Engine
 
 
@@ -22,6 +24,14 @@ def plain(tiny: Tiny) -> Engine:
 @pytest.fixture(scope="module")
 def drafting(tiny: Tiny) -> Engine:
     return start(soft(tiny), speculate=3)
+
+
+@pytest.fixture(scope="module")
+def no_clock() -> Iterator[None]:
+    """For engines whose rounds are chosen by the test: what rounds take here decides nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 from support.bench_server import Script, serving
+from support.copying_runs import take_all_copies
 from support.server_runs import served
+from support.server_threads import serving as serving_engine
+from support.server_threads import small_engine
 from support.tiny_fixture import Tiny
 from typer.testing import CliRunner
 
@@ -164,6 +167,28 @@ def test_a_model_is_served_measured_and_stopped(tiny: Tiny, tmp_path: Path) -> N
         assert all(rate is not None and 0 <= rate <= 1 for rate in rates)
     for comparison in document["comparisons"]:
         assert comparison["answers"]["equal"] == 4  # float32: drafts change nothing
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_drafts_of_the_head_are_compared_with_copied_ones(tiny: Tiny, tmp_path: Path) -> None:
+    """Of one server, which copies from the answers that it gave the variant before."""
+    engine = small_engine(served(tiny), speculate="auto", draft_from_answers=8)
+    take_all_copies(engine)
+    with serving_engine(engine) as server:
+        bench(
+            "run", "--url", server.url, "--compare", "auto+draft-from=head,auto+draft-from=context",
+            "--num-requests", "4", "--input-tokens", "12", "--output-tokens", "24", "--repeats",
+            "1", "--warm-up", "0", "--concurrency", "2", "--out", str(tmp_path / "out"),
+        )  # fmt: skip
+    document = json.loads((tmp_path / "out" / "bench.json").read_text())
+    found = {cell["variant"]: cell["speculation"] for cell in document["cells"]}
+    by_head, by_context = (found[f"auto draft-from={name}"] for name in ("head", "context"))
+    assert by_head["copied_tokens"] == 0 < by_head["accepted_tokens"]
+    assert by_context["copied_tokens"] == by_context["accepted_tokens"] > 20
+    assert by_context["copied_share"] == 1
+    assert "of drafts copied" in (tmp_path / "out" / "report.html").read_text()
+    (comparison,) = document["comparisons"]
+    assert comparison["answers"]["equal"] == 4
 
 
 def test_a_model_without_a_chat_template_is_known_before_it_is_served(tiny: Tiny) -> None:

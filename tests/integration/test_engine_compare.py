@@ -102,6 +102,15 @@ def test_a_text_that_ends_early_is_not_the_same(engine: Engine) -> None:
     assert find_divergence(engine, PROMPT, greedy(4), [5, 6], [5, 6]) is None
 
 
+def test_copied_tokens_are_reported_where_there_are_any(engine: Engine) -> None:
+    prompt = [*PROMPT, *engine.generate([PROMPT], greedy(30))[0].outputs[0].token_ids, *PROMPT]
+    copying = compare_runs(engine, prompt, greedy(20, draft_from="context", speculate=8))
+    assert copying.divergence is None and copying.copied_tokens > 0
+    assert f"copied           {copying.copied_tokens:8} tokens, from the" in copying.describe()
+    drafting = compare_runs(engine, prompt, greedy(20))
+    assert drafting.copied_tokens == 0 and "copied" not in drafting.describe()
+
+
 @pytest.mark.parametrize("draft_from", ["auto", "context"])
 def test_the_run_without_drafts_copies_nothing(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, draft_from: Any

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.copying_runs import Parity, assert_copies_are_alive
 from support.engine_runs import ids_of, run
-from support.kernel_runs import BLOCK_BYTES, SIZES
 from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
+
+from support.copying_rounds import asked, prompts_of, start, take_all, texts_of
+from support.kernel_runs import BLOCK_BYTES, SIZES
 
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.round_profile import copying_shapes
 from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.shapes import TrunkShape
 from headstart.copying.drafts import Copy
-from headstart.engine import core
-from headstart.engine.auto.copies import PlannedRound
-from headstart.engine.auto.costs import NEVER_PAYS
 from headstart.engine.engine import Engine
-from headstart.engine.request import Request
-from headstart.sampling.params import SamplingParams
 
-pytestmark = pytest.mark.usefixtures("quick_kernels")
-
-
-@pytest.fixture(autouse=True)
-def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an interpreter takes decides nothing here."""
-    monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
-
-
-def start(folder: Path, **settings: Any) -> Engine:
-    settings = {"speculate": "auto", "kv_bytes": 200 * BLOCK_BYTES, **settings}
-    return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
-
-
-def take_all(
-    engine: Engine,
-    *,
-    drafts: int,
-    confirmed: bool = False,
-    copied: int = 8,
-    rows: int | None = None,
-) -> None:
-    """Whatever rounds cost: so many drafts of the head, and every copy that there is."""
-    assert engine.policy is not None
-
-    def plan(
-        requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
-    ) -> PlannedRound:
-        sure = frozenset(copies) if confirmed else frozenset[Request]()
-        return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, copied),
-                            confirmed=sure, rows=rows)  # fmt: skip
-
-    engine.policy.plan_round = plan
-
-
-def asked(count: int = unless_long(16, 24), **fields: Any) -> SamplingParams:
-    return SamplingParams(**{"temperature": 0, "max_tokens": count, "ignore_eos": True, **fields})
+pytestmark = pytest.mark.usefixtures("quick_kernels", "no_clock")
 
 
 @pytest.fixture(scope="module")
@@ -73,12 +34,7 @@ def folder(tiny: Tiny) -> Path:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path) -> list[list[int]]:
-    """What the model would write, changed here and there, and its beginning again."""
-    begins = unless_long([[9, 10, 11]], [[9, 10, 11], [5, 6], [17, 3, 8, 2]])
-    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
-    said = ids_of(run(plain, begins, asked(20)))
-    changed = [[(t + 1) % 64 if i % 7 == 6 else t for i, t in enumerate(own)] for own in said]
-    return [[*begin, *own, *begin] for begin, own in zip(begins, changed, strict=True)]
+    return prompts_of(folder)
 
 
 # drafts of the head, whether it must agree with copies, sampling
@@ -95,16 +51,14 @@ def test_rounds_copy_and_the_text_stays_the_same(
     folder: Path, prompts: list[list[int]], drafts: int, confirmed: bool, fields: dict[str, Any]
 ) -> None:
     params = asked(**fields)
-    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
     engine = start(folder, max_running_requests=2)  # the third one comes when another has left
     take_all(engine, drafts=drafts, confirmed=confirmed)
     results = run(engine, prompts, params)
-    assert ids_of(results) == ids_of(run(plain, prompts, params))
+    assert ids_of(results) == texts_of(folder, prompts, params)
     stats = engine.stats
     assert stats.fast_rounds and not stats.slow_rounds
     assert 0 < stats.copied_accepted < stats.copied_drafts
-    origins = {origin for r in results for origin in r.outputs[0].origins}
-    assert origins >= {"copied", "recovered", "bonus"}
+    assert_copies_are_alive(results)
     if confirmed:
         pairs = {
             pair for r in results
@@ -114,12 +68,11 @@ def test_rounds_copy_and_the_text_stays_the_same(
 
 
 def test_a_model_without_a_head_copies_in_rounds(folder: Path, prompts: list[list[int]]) -> None:
-    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
     engine = start(folder, speculate="context")
     assert engine.model.head is None
     take_all(engine, drafts=0)
     results = run(engine, prompts, asked())
-    assert ids_of(results) == ids_of(run(plain, prompts, asked()))
+    assert ids_of(results) == texts_of(folder, prompts, asked())
     assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
 
 
@@ -134,13 +87,16 @@ def test_requests_by_the_rejection_rule_copy_by_the_host(
     assert "rejection rule" in reason
 
 
-@pytest.mark.parametrize("acceptance", ["match", "rejection"])
+@pytest.mark.parametrize("beside", ["nothing", "the rejection rule", "a grammar"])
 def test_copies_are_given_only_to_requests_that_may_copy(
-    folder: Path, prompts: list[list[int]], acceptance: Any
+    folder: Path, prompts: list[list[int]], beside: str
 ) -> None:
     engine = start(folder)
     take_all(engine, drafts=0)
-    engine.add(prompts[0], asked(temperature=1.0, seed=2, acceptance=acceptance))
+    acceptance: Any = "rejection" if beside == "the rejection rule" else "match"
+    grammar = Parity() if beside == "a grammar" else None
+    params = asked(temperature=1.0, seed=2, acceptance=acceptance)
+    engine.add(prompts[0], params, grammar=grammar)
     loop = engine.loop
     assert loop.rounds is not None and loop.sources is not None
     while not loop.rounds.requests:
@@ -148,7 +104,7 @@ def test_copies_are_given_only_to_requests_that_may_copy(
     (one,) = loop.rounds.requests
     loop.sources.copies._copies[one.id] = Copy([1, 2, 3], 5)  # found while the host ran it
     _, given = loop._choose_for_rounds()
-    assert given is not None and bool(given.tokens) == (acceptance == "match")
+    assert given is not None and bool(given.tokens) == (beside == "nothing")
 
 
 @pytest.mark.parametrize("drafts", unless_long([2], [0, 1, 2]))
@@ -172,11 +128,6 @@ def squeezed(engine: Engine) -> set[int]:
         part.rows for part in device.graphs._runs
         if isinstance(part, TrunkShape) and part.rows and not part.groups
     }  # fmt: skip
-
-
-def texts_of(folder: Path, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
-    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
-    return ids_of(run(plain, prompts, params))
 
 
 @pytest.mark.parametrize(
@@ -214,22 +165,23 @@ def test_where_a_pass_has_rows_for_fewer_drafts_all_that_copy_have_fewer(
     )
 
 
-@pytest.mark.skipif(not IS_LONG, reason="takes long")
-@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize("drafts", unless_long([2], [0, 2]))
 def test_preemption_prefix_hits_and_aborts_change_no_text(
     folder: Path, prompts: list[list[int]], drafts: int
 ) -> None:
-    params = asked(temperature=0.8, seed=5)
-    plain = texts_of(folder, prompts, params)
-    engine = start(folder, kv_bytes=24 * BLOCK_BYTES)
+    params = asked(unless_long(8, 24), temperature=0.8, seed=5)
+    (text, *_) = prompts
+    some = unless_long([[*text[:12], *text[:3]], [*text[:10], *text[:3]]], prompts)
+    plain = texts_of(folder, some, params)
+    engine = start(folder, kv_bytes=unless_long(9, 24) * BLOCK_BYTES)
     take_all(engine, drafts=drafts, copied=16)
-    first = run(engine, prompts, params)
-    doomed = [engine.add([*prompt, 1], params) for prompt in prompts]
-    for _ in range(6):
+    first = run(engine, some, params)
+    doomed = [engine.add([*prompt, 1], params) for prompt in some]
+    for _ in range(unless_long(3, 6)):
         engine.step()
     for name in doomed:
         engine.abort(name)
-    again = run(engine, prompts, params)
+    again = run(engine, some, params)
     engine.scheduler.check()
     assert ids_of(first) == ids_of(again) == plain
     assert engine.stats.preemptions > 0 and engine.stats.cached_tokens > 0

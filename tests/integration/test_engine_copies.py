@@ -2,71 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.engine_runs import (
-    VOCAB,
-    checkpoint,
-    greedy,
-    ids_of,
-    make_prompts,
-    run,
-    seeded,
-    soft,
-    start,
+from support.copying_runs import (
+    assert_copies_are_alive,
+    copied,
+    origins_of,
+    prompts_of,
+    take_all_copies,
+    with_both,
 )
+from support.engine_runs import VOCAB, checkpoint, greedy, ids_of, run, seeded, soft, start
 from support.head_edits import edited
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
-from headstart.copying.drafts import Copy
-from headstart.engine.auto.copies import PlannedRound
-from headstart.engine.engine import Engine
-from headstart.engine.output import Result
-from headstart.engine.request import Request
+from headstart.backends.numba import support
 from headstart.errors import ConfigError, RequestError
-from headstart.sampling.params import SamplingParams
 from headstart.simulate.copies import copied_rounds
 
-BEGINNINGS = make_prompts()[:6]
+pytestmark = pytest.mark.usefixtures("no_clock")
+
 SETTINGS = {
     "greedy": greedy(),
     "sampled": seeded(temperature=0.8),
-    "penalties": seeded(temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3),
+    "penalties": seeded(temperature=0.7, repetition_penalty=1.2, frequency_penalty=-1.5),
     "truncated": seeded(temperature=1.0, top_p=0.9, top_k=12, min_p=0.01),
     "biased": seeded(temperature=0.9, logit_bias={3: 2.0, 5: -3.0}, banned_token_ids=(7, 8)),
     "log-probabilities": seeded(temperature=0.8, logprobs=2, min_tokens=4),
 }
-FAMILIES = ("mimo", "qwen3_next", "deepseek_v3", "mimo_v2")
-
-
-def origins_of(results: Sequence[Result]) -> set[str]:
-    return {origin for result in results for one in result.outputs for origin in one.origins}
-
-
-def assert_copies_are_alive(results: Sequence[Result]) -> None:
-    """Some copied drafts were right and some were wrong: otherwise nothing is shown."""
-    assert {"copied", "recovered", "bonus"} <= origins_of(results)
-
-
-@cache
-def prompts_of(folder: Path) -> list[list[int]]:
-    """What the model would write, changed here and there, and the same beginning again.
-
-    So there is much to copy, and some of it is wrong.
-    """
-    said = ids_of(run(start(folder, speculate=0), BEGINNINGS, greedy(60)))
-    changed = [[(t + 1) % VOCAB if i % 7 == 6 else t for i, t in enumerate(own)] for own in said]
-    return [[*begin, *own, *begin] for begin, own in zip(BEGINNINGS, changed, strict=True)]
-
-
-def copied(params: SamplingParams, drafts: int = 16) -> SamplingParams:
-    return replace(params, draft_from="context", speculate=drafts)
+FAMILIES = [
+    "mimo", "qwen3_next", "deepseek_v3", "mimo_v2", "qwen3_5_moe", "nemotron_h", "step3p5",
+    "deepseek_v32", "bailing_moe_v3", "exaone_moe",
+]  # fmt: skip
+MORE_FAMILIES = [
+    "deepseek_v4", "qwen4_exp", "glm5_next", "hy_v4", "glm4_moe", "mellum", "ernie4_5_moe",
+    "llama", "exaone4_5", "qwen3",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +92,7 @@ def test_rounds_are_replayed_from_the_text_alone(flat: Path, drafts: int) -> Non
     assert wrong != [result.stats.rounds for result in results]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", unless_long(FAMILIES, [*FAMILIES, *MORE_FAMILIES]))
 def test_every_kind_of_model_copies(tiny: Tiny, family: str) -> None:
     folder = checkpoint(tiny, family)
     prompts = prompts_of(folder)
@@ -126,27 +102,29 @@ def test_every_kind_of_model_copies(tiny: Tiny, family: str) -> None:
     assert_copies_are_alive(results)
 
 
-def take_all_copies(engine: Engine) -> None:
-    """Whatever rounds cost: copies where there are any, after the head's drafts if they agree."""
-    assert engine.policy is not None
-    policy, rounds = engine.policy, {"count": 0}
-    drafts = 2 if engine.model.head is not None else 0
-
-    def plan(
-        requests: Sequence[Request], num_running: int, copies: dict[Request, Copy]
-    ) -> PlannedRound:
-        head = {request: min(drafts, policy.room(request)) for request in requests}
-        rounds["count"] += 1
-        instead = {r: len(copy.tokens) for r, copy in copies.items() if rounds["count"] % 2}
-        return PlannedRound({r: 0 if r in instead else k for r, k in head.items()}, instead, 0.0)
-
-    policy.plan = plan
-
-
-def with_both(folder: Path, **settings: Any) -> Engine:
-    engine = start(folder, speculate="auto", **settings)
-    take_all_copies(engine)
-    return engine
+@pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
+@pytest.mark.parametrize("weights", ["int8", "as-dtype"])
+@pytest.mark.parametrize("family", ["mimo", "qwen3_5_moe", "deepseek_v3", "mimo_v2"])
+def test_compiled_passes_verify_copies_and_change_no_bit(
+    tiny: Tiny, family: str, weights: str
+) -> None:
+    folder = soft(tiny, family)
+    settings: dict[str, Any] = {"weights": weights, "dtype": "float32", "slots": 2400}
+    prompts, params = prompts_of(folder), greedy(30, logprobs=1)
+    plain = start(folder, speculate=0, **settings)
+    wanted = run(plain, prompts, params)
+    by_head_too = with_both(folder, **settings)
+    for engine, asked in (
+        (start(folder, speculate=3, **settings), copied(params)), (by_head_too, params),
+    ):  # fmt: skip
+        assert engine.backend.name == "numba"
+        results = run(engine, prompts, asked)
+        assert_copies_are_alive(results)
+        assert ("accepted" in origins_of(results)) == (engine is by_head_too)
+        assert max(k for r in results for k, _ in r.stats.rounds) == 16
+        for one, other in zip(results, wanted, strict=True):
+            assert one.outputs[0].token_ids == other.outputs[0].token_ids
+            assert one.outputs[0].logprobs == other.outputs[0].logprobs
 
 
 def test_head_and_copies_take_turns_in_one_text(flat: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.copying_runs import Parity
 from support.engine_runs import (
     PROMPT,
     VOCAB,
@@ -17,26 +18,6 @@ from support.engine_runs import (
 )
 
 from headstart.engine.engine import Engine
-
-
-class Parity:
-    """A toy grammar: odd and even ids take turns, and after `limit` tokens nothing is allowed."""
-
-    def __init__(self, limit: int = 1000, state: int = 0):
-        self.limit, self.state = limit, state
-
-    def allowed(self) -> torch.Tensor:
-        ids = torch.arange(VOCAB)
-        return (ids % 2 == self.state % 2) & (self.state < self.limit)
-
-    def accept(self, token: int) -> bool:
-        if token % 2 != self.state % 2 or self.state >= self.limit:
-            return False
-        self.state += 1
-        return True
-
-    def fork(self) -> Parity:
-        return Parity(self.limit, self.state)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

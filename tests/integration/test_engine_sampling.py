@@ -94,28 +94,39 @@ def test_each_request_may_choose_its_own_k(plain: Engine, tiny: Tiny) -> None:
     assert [len(r.stats.acceptance.drafted) for r in results] == [2, 0, 1, 4]
 
 
-def test_the_rejection_rule_gives_the_target_distribution(tiny: Tiny) -> None:
+# Whatever the first token is, the prompt went on behind it: often as the model does.
+WENT_ON = ((0, 3, 1), (1, 4, 0), (2, 1, 0), (3, 1, 4), (4, 0, 1))
+REPEATING = [token for own in WENT_ON for token in (3, 4, *own)] + [3, 4]
+DRAFTS: dict[str, tuple[list[int], Any]] = {
+    "accepted": ([2, 3, 4], "head"), "copied": (REPEATING, "context"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("origin", DRAFTS)
+def test_the_rejection_rule_gives_the_target_distribution(
+    origin: str, dtype: str, tiny: Tiny
+) -> None:
     """1,000 pairs of drafted tokens of a five-token vocabulary, by chi-square."""
+    prompt, draft_from = DRAFTS[origin]
     folder = tiny(
         "mimo", rate=0.8, seed=0, dtype="F32", hidden_size=32, vocab_size=5, head_dim=8,
         intermediate_size=16, num_hidden_layers=1,
     )  # fmt: skip
-    prompt = [2, 3, 4]
     params = {"temperature": 2.0, "ignore_eos": True, "max_tokens": 4}
     exact = _pair_probabilities(start(folder, speculate=0), prompt, params["temperature"])
     engine = Engine(
-        folder, speculate=2, dtype="float64", device="cpu", kv_bytes=4_000_000, block_size=4,
+        folder, speculate=2, dtype=dtype, device="cpu", kv_bytes=4_000_000, block_size=4,
         max_running_requests=256, max_batched_tokens=2048,
     )  # fmt: skip
     counts = torch.zeros(5, 5, dtype=torch.float64)
     origins: list[Any] = []
-    results = engine.generate(
-        [prompt], SamplingParams(**params, acceptance="rejection", seed=1, n=1000)
-    )
+    asked = SamplingParams(**params, acceptance="rejection", seed=1, n=1000, draft_from=draft_from)
+    results = engine.generate([prompt], asked)
     for output in results[0].outputs:
         counts[output.token_ids[1], output.token_ids[2]] += 1
         origins += output.origins[1:]
-    assert {"accepted", "recovered", "bonus"} <= set(origins)
+    assert {origin, "recovered", "bonus"} == {*origins}
     # 24 degrees of freedom: above 59 once in 10 000 correct implementations
     assert _chi_square(counts, exact) < 59
     colder = exact**1.5 / (exact**1.5).sum()

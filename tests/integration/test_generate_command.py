@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,25 @@ def test_the_same_seed_gives_the_same_text_whatever_is_drafted(made: Path) -> No
         result = generated(str(made), "t9", "--json", "--speculate", drafts, *options)
         texts.append(json.loads(result.stdout)["token_ids"])
     assert texts[0] == texts[1] and len(texts[0]) == 24
+
+
+def test_what_was_copied_from_the_context_is_said(made: Path) -> None:
+    """The model writes a cycle of tokens: what came before comes again."""
+    options = ("--temperature", "0", "--max-tokens", "40", "--ignore-eos")
+    before = json.loads(generated(str(made), "t3 t4 t5", "--json", *options).stdout)["text"]
+    prompt = f"t3 t4 t5 {before} t3 t4 t5"
+    plain = json.loads(generated(str(made), prompt, "--json", "--speculate", "0", *options).stdout)
+    copying = (str(made), prompt, "--speculate", "context", *options)
+    found = json.loads(generated(*copying, "--json").stdout)
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["copied_tokens"] == found["origins"].count("copied") > 0
+    assert plain["copied_tokens"] == 0
+    said = generated(*copying).stderr
+    assert re.search(r"acceptance length \d+\.\d+, \d+ of them copied from the context", said)
+    assert "copied" not in generated(str(made), prompt, "--speculate", "0", *options).stderr
+    compared = generated(*copying, "--compare").stdout
+    assert re.search(r"^copied +\d+ tokens, from the context$", compared, re.MULTILINE)
+    assert "identical (40 tokens)" in compared
 
 
 def test_a_calibrated_checkpoint_accepts_exactly_what_its_cycle_predicts(made: Path) -> None:

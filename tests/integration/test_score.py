@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.commands import headstart
+from support.copying_runs import assert_copies_are_alive, copied, prompts_of
 from support.engine_records import records
 from support.engine_runs import (
     VOCAB,
@@ -312,6 +313,29 @@ def test_timed_rounds_are_those_that_will_be_served(
         drafting = [1 + 0.1 * k * requests for k in (1, 2)]
         assert seconds == pytest.approx([WITHOUT_HEAD, *drafting])
         assert result["auto_speed_up"] > 0
+
+
+def test_copies_are_predicted_beside_the_head(
+    model: Path, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acceptance lengths of copies alone are the engine's; speeds are those of rounds that cost
+    a tenth more with each row."""
+    engine = start(model, speculate=3, slots=8000)
+    results = run(engine, prompts_of(model), copied(GREEDY, 3))
+    assert_copies_are_alive(results)
+    made = [replace(r, category="ab"[i % 2]) for i, r in enumerate(records(results, GREEDY))]
+    data = dataset(model, tmp_path / "data", made)
+    with monkeypatch.context() as patches:
+        Clock(patches)
+        (result,) = scored(model, data, bandwidth=None, max_drafts=3)["results"]
+    lengths = result["context_acceptance_length"]
+    assert lengths[0] == 1 and lengths[3] == engine.stats.acceptance.length
+    for part in (result, *result["by_category"].values()):
+        assert part["context_acceptance_length"][3] > part["context_acceptance_length"][1] > 1
+        assert part["context_speed_up"] > 1 and part["auto_speed_up"] > part["head_speed_up"]
+        assert 0 < part["auto_copied_share"] < 1 and 0 < part["context_copied_share"] < 1
+    (untimed,) = scored(model, data)["results"]
+    assert "context_speed_up" not in untimed, "what rounds with copies take is not known"
 
 
 @pytest.mark.usefixtures("quick")

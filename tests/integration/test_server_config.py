@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.server_runs import HTTP, Server, served
+from support.server_runs import HTTP, Server, running, served
 from support.server_threads import LONG, SHORT, Running, ask, serving, small_engine, wait_until
 from support.tiny_fixture import Tiny
 from typer.testing import CliRunner
@@ -21,6 +21,7 @@ from headstart.cli.main import app
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError
+from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
 
 
@@ -128,6 +129,29 @@ def test_tls_files_make_it_https(engine: Engine, tmp_path: Path) -> None:
         ServerOptions(ssl_keyfile=key)
     done = CliRunner().invoke(app, ["serve", "m", "--ssl-certfile", key])
     assert isinstance(done.exception, ConfigError) and "cannot be used" in str(done.exception)
+
+
+def test_a_server_copies_from_contexts_and_from_other_answers(
+    tiny: Tiny, quick_python: str
+) -> None:
+    """By its flags, with no head at all; the answers are those without drafts."""
+    asked = {
+        "prompt": "abcdefgh", "max_tokens": 40, "ignore_eos": True, "temperature": 0,
+        "return_token_ids": True, "headstart": {"statistics": True, "speculate": 8},
+    }  # fmt: skip
+    flags = ("--speculate", "context", "--draft-from-answers", "2")
+    with running(served(tiny), *flags, python=quick_python) as process:
+        url = f"{process.url}/v1/completions"
+        free = {name: value for name, value in asked.items() if name != "headstart"}
+        answers = [HTTP.post(url, json=fields).json() for fields in (asked, asked, free)]
+        refused = HTTP.post(url, json={**asked, "headstart": {"draft_from": "head"}}).json()
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (plain,) = small_engine(served(tiny), speculate=0).generate(["abcdefgh"], params)
+    found = [answer["choices"][0]["token_ids"] for answer in answers]
+    assert found == [plain.outputs[0].token_ids] * 3
+    first, again = (answer["headstart"]["statistics"] for answer in answers[:2])
+    assert again["copied_accepted_tokens"] > first["copied_accepted_tokens"] + 20
+    assert refused["error"]["param"] == "headstart.draft_from"
 
 
 def test_operators_find_health_load_and_settings(server: Running) -> None:

@@ -209,22 +209,27 @@ def test_origins_of_tokens_and_their_texts(client: openai.OpenAI) -> None:
     assert shown.startswith(texts.rstrip("\ufffd")) and texts
 
 
+@pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_request_says_where_its_drafts_come_from(
-    client: openai.OpenAI, http: httpx.Client
+    api: str, client: openai.OpenAI, http: httpx.Client
 ) -> None:
     """The text does not change; what was copied is told in origins, statistics and metrics."""
     # An answer that repeats one token can be copied from itself.
-    fields = {**ASKED, "temperature": 0, "logit_bias": {"5": 100}}
+    fields: dict[str, Any] = {**ASKED, "temperature": 0, "logit_bias": {"5": 100}}
+    create: Any = client.chat.completions.create
+    if api == "completions":
+        create, fields["prompt"] = client.completions.create, "hello"
+        del fields["messages"]
     found = {}
     for source in ("head", "context"):
         own = {"headstart": {"origins": True, "statistics": True, "draft_from": source}}
-        answer = client.chat.completions.create(**fields, extra_body={**own, "ignore_eos": True})
+        answer = create(**fields, extra_body={**own, "ignore_eos": True})
         (choice,) = answer.choices
         told = (answer.model_extra or {})["headstart"]["statistics"]
         origins = (choice.model_extra or {})["headstart"]["origins"]
         assert origins.count("copied") == told["copied_accepted_tokens"]
         assert ("copied" in origins) == (source == "context")
-        found[source] = choice.message.content
+        found[source] = choice.message.content if api == "chat" else choice.text
     assert found["head"] == found["context"]
     metric = "headstart:spec_decode_num_accepted_tokens_by_source_total"
     lines = [line for line in http.get("/metrics").text.splitlines() if line.startswith(metric)]

@@ -71,6 +71,7 @@ REFUSED = [
     ({"headstart": {"speculate": 17}}, "headstart.speculate", "equal to 16, or 'auto' or 'off'"),
     ({"headstart": {"speculate": "auto"}}, "headstart.speculate", "needs an engine that was"),
     ({"headstart": {"draft_vocab": "latin"}}, "headstart.draft_vocab", "is called 'latin'"),
+    ({"headstart": {"draft_from": "tail"}}, "headstart.draft_from", "'auto', 'head' or 'context'"),
     ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not known. Leave"),
     ({"headstart.speculate": 3}, "headstart.speculate", "not known. Did you mean 'headstart'?"),
     ({"headstart": {"spekulate": 3}}, "headstart.spekulate", "mean 'headstart.speculate'?"),
@@ -207,6 +208,11 @@ def test_tokens_of_a_text_that_is_far_too_long_are_not_looked_for(http: httpx.Cl
         ("/detokenize", {"tokens": [3, VOCAB]}, "tokens"),
         ("/v1/completions", {"prompt": ["a"] * 17}, "prompt"),
         ("/v1/completions", {"prompt": []}, "prompt"),
+        (
+            "/v1/completions",
+            {"prompt": "a", "headstart": {"draft_from": 1}},
+            "headstart.draft_from",
+        ),
         ("/v1/completions", {"prompt": "x" * 5000}, "prompt"),
     ],
 )

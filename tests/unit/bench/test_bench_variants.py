@@ -20,13 +20,39 @@ def test_variants_of_our_server_are_request_fields() -> None:
     assert own.name == "K=3 vocab=en"
 
 
+def test_a_variant_says_where_its_drafts_come_from() -> None:
+    words = "auto,auto+draft-from=head,auto+draft-from=context,16+draft-from=context"
+    both, *others = parse_compare(words)
+    assert both.fields == {"headstart": {"speculate": "auto"}}
+    assert [(v.name, v.drafts, v.fields["headstart"]["draft_from"]) for v in others] == [
+        ("auto draft-from=head", "auto", "head"), ("auto draft-from=context", "auto", "context"),
+        ("K=16 draft-from=context", 16, "context"),
+    ]  # fmt: skip
+    assert not any(variant.server_flags for variant in others)
+
+
 def test_what_only_a_start_can_change_is_a_flag() -> None:
     _, cut, off = parse_compare("k=3,3+chunked-prefill=off,off")
     assert cut.server_flags == ("--no-chunked-prefill",)
     assert off.is_plain and off.name == "off" and off.server_flags == ("--speculate", "0")
 
 
-@pytest.mark.parametrize("text", ["", "0,0", "99", "-1", "²", "x", "3+nonsense=1", "3+vocab="])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0,0",
+        "99",
+        "-1",
+        "²",
+        "x",
+        "3+nonsense=1",
+        "3+vocab=",
+        "auto+draft-from=tail",
+        "auto+draft-from",
+        "auto+draft-from=head,auto+draft-from=head",
+    ],
+)
 def test_variants_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--compare"):
         parse_compare(text)

@@ -6,6 +6,7 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.text_copies import scanned, scanned_copy, texts, texts_with_answers
 
 from headstart.copying.answers import (
     ANSWER_MATCH,
@@ -14,28 +15,7 @@ from headstart.copying.answers import (
     AnswerStore,
 )
 from headstart.copying.drafts import MAX_COPIED, copy_after
-from headstart.copying.index import MIN_MATCH, Match, TextIndex, continued
-
-
-def scanned(tokens: list[int], least: int = MIN_MATCH) -> Match | None:
-    """The longest end of the text that occurs earlier, and its latest place, found by looking."""
-    for length in range(len(tokens) - 1, least - 1, -1):
-        end = tokens[-length:]
-        for start in range(len(tokens) - length - 1, -1, -1):
-            if tokens[start : start + length] == end:
-                return Match(length, start + length)
-    return None
-
-
-@st.composite
-def texts(draw: st.DrawFn) -> list[int]:
-    """Random tokens, among them copies of what came before, some of them changed."""
-    made = draw(st.lists(st.integers(0, 3), min_size=1, max_size=20))
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(0, len(made) - 1))
-        piece = made[start : start + draw(st.integers(1, 12))]
-        made = [*made, *piece, *draw(st.lists(st.integers(0, 5), max_size=3))]
-    return made
+from headstart.copying.index import Match, TextIndex, continued
 
 
 @given(texts())
@@ -123,6 +103,19 @@ def test_long_answers_are_kept_in_part_and_fewer_of_them() -> None:
     assert len(lone) == 1 and lone._num_tokens == MEAN_OF_ANSWERS
 
 
+@given(texts_with_answers(), st.integers(1, MAX_COPIED))
+def test_a_copy_is_what_looking_through_text_and_answers_finds(
+    given_texts: tuple[list[int], list[list[int]]], count: int
+) -> None:
+    tokens, answers = given_texts
+    store, index = AnswerStore(4), TextIndex(tokens)
+    for answer in answers:
+        store.add(b"", answer)
+    assert copy_after(index, count=count) == scanned_copy(tokens, count=count)
+    found = copy_after(index, answers=store, count=count)
+    assert found == scanned_copy(tokens, answers, count)
+
+
 def test_the_longer_match_is_copied() -> None:
     answers = AnswerStore(4)
     answers.add(b"", [*range(50, 60), 1, 2, 3, 4, 77, 78])
@@ -133,3 +126,10 @@ def test_the_longer_match_is_copied() -> None:
     better = copy_after(text, answers=answers)
     assert better is not None and (better.length, better.tokens[:2]) == (14, [77, 78])
     assert better.num_right([77, 78, 5]) == 2 and better.num_right([77]) == 1
+
+
+def test_where_both_matches_are_as_long_the_text_itself_is_copied() -> None:
+    answers = AnswerStore(4)
+    answers.add(b"", [*range(50, 64), 77, 78])
+    same = copy_after(TextIndex([*range(50, 64), 9, *range(50, 64)]), answers=answers)
+    assert same is not None and (same.length, same.tokens[0]) == (14, 9)

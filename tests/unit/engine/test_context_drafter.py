@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.text_copies import scanned_copy, texts_with_answers
 
 from headstart.engine import copies
 from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
@@ -13,8 +16,8 @@ from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
 
-def request(tokens: list[int], max_tokens: int = 100, **fields: Any) -> Request:
-    return Request("a", tokens, SamplingParams(**fields), 0, max_tokens, frozenset(), 0)
+def request(tokens: list[int], max_tokens: int = 100, *, name: str = "a", **fields: Any) -> Request:
+    return Request(name, tokens, SamplingParams(**fields), 0, max_tokens, frozenset(), 0)
 
 
 def test_a_long_text_is_indexed_a_part_at_a_time_and_copied_from_when_all_of_it_is() -> None:
@@ -43,6 +46,42 @@ def test_the_last_tokens_of_a_very_long_prompt_are_indexed(monkeypatch: pytest.M
     assert again is not None and again.tokens == [46, 47]
 
 
+@given(st.data(), texts_with_answers(), st.integers(4, 40), st.integers(1, 9))
+def test_what_is_found_is_what_looking_through_the_texts_finds(
+    data: st.DataObject, given_texts: tuple[list[int], list[list[int]]], most: int, at_once: int
+) -> None:
+    """However prompts are read and tokens come; of long prompts in what is indexed of them."""
+    text, answers = given_texts
+    own = ContextDrafter(EngineOptions(speculate="auto", draft_from_answers=4))
+    for number, answer in enumerate(answers):
+        ended = request([9], name=f"before {number}")
+        ended.tokens += answer
+        ended.finish_reason = "length"
+        own.forget(ended)
+    num_prompt = data.draw(st.integers(1, len(text)))
+    one, coming, indexed = request(text[:num_prompt]), text[num_prompt:], max(0, num_prompt - most)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "MOST_INDEXED", most)
+        patch.setattr(copies, "INDEXED_AT_ONCE", at_once)
+        begin, read = indexed, 0
+        for _ in range(data.draw(st.integers(0, 4))):  # chunks of the prompt
+            read = data.draw(st.integers(read, num_prompt))
+            own.read(one, read)
+            indexed = max(indexed, min(read, indexed + at_once))
+        while True:
+            count = data.draw(st.integers(1, 34))
+            found = own.find(one, count)
+            indexed = min(len(one.tokens), indexed + at_once)
+            if indexed < len(one.tokens):
+                assert found is None, "as long as the text is not indexed to its end"
+                continue
+            assert found == scanned_copy(one.tokens[begin:], answers, count) == own.found(one)
+            if not coming:
+                return
+            new = data.draw(st.integers(1, len(coming)))  # of a round
+            one.tokens, coming = [*one.tokens, *coming[:new]], coming[new:]
+
+
 def test_a_request_that_asks_for_something_else_meanwhile_copies_no_more() -> None:
     own, one = ContextDrafter(EngineOptions(speculate="auto")), request([1, 2, 3] * 4)
     sources: tuple[Literal["auto", "head", "context"], ...] = ("auto", "head", "context")
@@ -54,8 +93,7 @@ def test_a_request_that_asks_for_something_else_meanwhile_copies_no_more() -> No
 
 def test_how_many_tokens_is_asked_only_of_requests_that_could_copy() -> None:
     own, asked = ContextDrafter(EngineOptions(speculate="auto")), list[str]()
-    same, new = request([1, 2, 3] * 4), request([*range(12)])
-    new.id = "b"
+    same, new = request([1, 2, 3] * 4), request([*range(12)], name="b")
 
     def count(one: Request) -> int:
         asked.append(one.id)

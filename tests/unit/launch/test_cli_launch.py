@@ -29,6 +29,7 @@ def test_the_command_is_on_stdout_and_what_to_know_on_stderr(
     run(model=model, engine="vllm", options=LaunchOptions(), engine_version="0.27.1")
     out, err = capsys.readouterr()
     assert out.startswith(f"vllm serve {model}")
+    assert "by the method ngram or suffix (needs arctic-inference) only in place of MTP" in err
     assert "note: K = 1" in err and "memory: head weights" in err and "warning: " in err
 
 
@@ -41,6 +42,7 @@ def test_json_is_one_document_and_nothing_else(
     document = json.loads(out)
     assert err == "" and document["engine"] == "sglang" and document["memory"]
     assert "not installed here" in document["notes"][0]
+    assert sum("--speculative-algorithm NGRAM only in" in note for note in document["notes"]) == 1
 
 
 def test_an_unknown_engine_and_running_an_absent_one_are_errors(

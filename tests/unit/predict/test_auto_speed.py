@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 import torch
 
 from headstart.predict import auto_speed
-from headstart.predict.auto_speed import head_speed
+from headstart.predict.auto_speed import Speed, copying_speed, head_speed
 from headstart.simulate.answers import Answer
 from headstart.simulate.cost import CostTable
 from headstart.simulate.matches import Matches
@@ -62,3 +63,41 @@ def test_deciding_takes_time_in_every_round(monkeypatch: pytest.MonkeyPatch) -> 
     found = head_speed(wrong, COSTS, 1, 3, counts_deciding=True).of(wrong)
     assert without is not None and found is not None
     assert 1 / found.speed_up == pytest.approx(1 / without.speed_up + 0.5)
+
+
+FREE_ROWS = ((0, 1.0), (16, 1.0))  # verifying copies costs nothing more
+
+
+def copies_of(repeats: bool, *, with_head: bool, is_right: bool, verify: Any = FREE_ROWS) -> Speed:
+    """Of an answer of 200 tokens that repeats its prompt, or has nothing in common with it."""
+    prompt, other = [*range(200)], [*range(200, 400)]
+    made = Answer(record_id="a", prompt_id="a", start=200, stop=400)
+    matches = Matches(made, torch.full((199, 3), is_right))
+    texts = {"a": [*prompt, *(prompt if repeats else other)]}
+    played = copying_speed([matches], texts, COSTS, verify, 1, 3, with_head=with_head)
+    found = played.of([matches])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("with_head", [False, True])
+def test_an_answer_that_repeats_its_prompt_is_copied(with_head: bool) -> None:
+    """Two rounds until three tokens agree, then 17 tokens in each; a round costs 1."""
+    found = copies_of(True, with_head=with_head, is_right=False)
+    assert found.speed_up == pytest.approx(199 / 14, rel=0.15)
+    assert found.copied_share == pytest.approx(185 / 199, rel=0.05)
+    beside = copies_of(True, with_head=True, is_right=True)
+    assert beside.speed_up > 13 and beside.copied_share > 0.85, "copies are faster than the head"
+
+
+def test_an_answer_that_repeats_nothing_is_not_copied() -> None:
+    alone = copies_of(False, with_head=False, is_right=True)
+    assert alone.copied_share == 0 and alone.speed_up == pytest.approx(1, rel=0.01)
+    beside = copies_of(False, with_head=True, is_right=True)
+    assert beside.copied_share == 0 and beside.speed_up == pytest.approx(4 / 1.3, rel=0.1)
+
+
+def test_copies_are_not_taken_where_rows_cost_too_much() -> None:
+    dear = ((0, 1.0), (1, 3.0), (16, 33.0))
+    found = copies_of(True, with_head=False, is_right=False, verify=dear)
+    assert found.copied_share == 0 and found.speed_up == pytest.approx(1, rel=0.01)

@@ -64,21 +64,23 @@ def test_a_residual_that_rounding_has_emptied_falls_back_on_the_target() -> None
 
 TARGET = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64)
 DRAFT = torch.tensor([0.1, 0.25, 0.25, 0.1, 0.3], dtype=torch.float64)
+COPIED = torch.tensor([0, 0, 1, 0, 0], dtype=torch.float64)  # it could be no other token
 
 
-def first_tokens(count: int) -> Tensor:
+def first_tokens(count: int, draft: Tensor = DRAFT) -> Tensor:
     """The first token of `count` rounds with one draft each, by the rejection rule."""
     seeds = range(count)
-    drafts = (DRAFT.log() + noise.gumbel(seeds, [3] * count, torch.arange(5))).argmax(-1)
+    drafts = (draft.log() + noise.gumbel(seeds, [3] * count, torch.arange(5))).argmax(-1)
     accepted, following = reject(
-        drafts.unsqueeze(-1), DRAFT.expand(count, 1, -1), TARGET.expand(count, 2, -1),
+        drafts.unsqueeze(-1), draft.expand(count, 1, -1), TARGET.expand(count, 2, -1),
         torch.ones(count, dtype=torch.int64), seeds, [3] * count,
     )  # fmt: skip
     return torch.where(accepted == 1, drafts, following).bincount(minlength=5)
 
 
-def test_one_round_of_rejection_follows_the_target() -> None:
-    statistic, bound = chi_square(first_tokens(60_000), TARGET)
+@pytest.mark.parametrize("draft", [DRAFT, COPIED], ids=["of a head", "copied"])
+def test_one_round_of_rejection_follows_the_target(draft: Tensor) -> None:
+    statistic, bound = chi_square(first_tokens(60_000, draft), TARGET)
     assert statistic < bound
 
 
