@@ -216,8 +216,8 @@ class Loop:
             self.drafter.feed(request, work.start, rows[:valid])
         if request.kept_states is not None:
             request.kept_states.read(work.start, rows[:valid])
-        if self.sources is not None and verdict is None:
-            self.sources.copies.read(request, request.num_computed)
+        if self.sources is not None and work.start < request.num_prompt:
+            self.sources.copies.read(request, work.count)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
         if verdict is not None:

@@ -15,7 +15,7 @@ from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
 from headstart.engine.auto.costs import Curve, RoundCosts
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
+from headstart.engine.copies import ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
 from headstart.simulate.answers import GREEDY, NO_LIMIT
@@ -184,8 +184,7 @@ class _Play:
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
         if self._copies is not None:
-            for _ in range(0, len(request.tokens), INDEXED_AT_ONCE):
-                self._copies.read(request, len(request.tokens))
+            self._copies.read(request, len(request.tokens))
 
     def _find(self, requests: Mapping[Request, _Answer]) -> dict[Request, Copy]:
         if self._copies is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.copying.answers import (
@@ -38,6 +38,7 @@ def texts(draw: st.DrawFn) -> list[int]:
     return made
 
 
+@settings(deadline=None)  # other processes may take the core
 @given(texts())
 def test_every_match_is_the_longest_one_at_its_latest_place(tokens: list[int]) -> None:
     index = TextIndex()
