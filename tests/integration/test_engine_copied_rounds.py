@@ -114,13 +114,37 @@ def test_rounds_copy_and_the_text_stays_the_same(
 
 
 def test_a_model_without_a_head_copies_in_rounds(folder: Path, prompts: list[list[int]]) -> None:
-    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
-    engine = start(folder, speculate="context")
+    params = asked(unless_long(12, 40))
+    engine = start(folder, speculate="context", max_running_requests=2)
     assert engine.model.head is None
-    take_all(engine, drafts=0)
-    results = run(engine, prompts, asked())
-    assert ids_of(results) == ids_of(run(plain, prompts, asked()))
+    take_all(engine, drafts=0, copied=16)
+    results = run(engine, prompts, params)
+    assert ids_of(results) == texts_of(folder, prompts, params)
     assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) > 8
+
+
+HYBRID: dict[str, Any] = {
+    **SIZES, "intermediate_size": 32, "num_hidden_layers": 2, "linear_key_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 12,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+}  # fmt: skip
+
+
+def test_requests_of_a_model_with_recurrent_layers_copy_as_many(tiny: Tiny) -> None:
+    folder, params = tiny("qwen3_5_text", rate=0.9, seed=0, dtype="F32", **HYBRID), asked(20)
+    settings: dict[str, Any] = {"kv_bytes": 1 << 20, "max_running_requests": 2}
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", block_size=4, **settings)
+    (said,) = ids_of(run(plain, [[9, 10, 11]], asked(20)))
+    prompt = [9, 10, 11, *said, 1, 9, 10, 11]
+    engine = start(folder, **settings)
+    take_all(engine, drafts=1, copied=16)
+    results = run(engine, [prompt, prompt[:-1]], params)
+    assert ids_of(results) == ids_of(run(plain, [prompt, prompt[:-1]], params))
+    assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) > 8
+    compiled = copying_shapes(device_of(engine))
+    assert [(one.count, one.num_rows, one.packed) for one in compiled] == [(1, 17, 0), (2, 17, 0)]
 
 
 @pytest.mark.skipif(not IS_LONG, reason="takes long")
@@ -163,13 +187,17 @@ def test_rounds_copy_no_more_than_a_request_asks_for(
     assert engine.stats.fast_rounds and not engine.stats.slow_rounds
 
 
-def squeezed(engine: Engine) -> set[int]:
-    """Rows of the passes in which only requests that copy had rows for what they copied."""
+def device_of(engine: Engine) -> CapturedRounds:
     assert engine.loop.rounds is not None
     device = engine.loop.rounds._device
     assert isinstance(device, CapturedRounds)
+    return device
+
+
+def squeezed(engine: Engine) -> set[int]:
+    """Rows of the passes in which only requests that copy had rows for what they copied."""
     return {
-        part.rows for part in device.graphs._runs
+        part.rows for part in device_of(engine).graphs._runs
         if isinstance(part, TrunkShape) and part.rows and not part.groups
     }  # fmt: skip
 
@@ -238,10 +266,7 @@ def test_preemption_prefix_hits_and_aborts_change_no_text(
 
 
 def test_rounds_that_are_compiled_at_the_start_are_those_that_run(folder: Path) -> None:
-    engine = start(folder, max_running_requests=2)
-    assert engine.loop.rounds is not None
-    device = engine.loop.rounds._device
-    assert isinstance(device, CapturedRounds)
+    device = device_of(start(folder, max_running_requests=2))
     shapes = copying_shapes(device)
     assert [(shape.count, shape.num_rows) for shape in shapes] == [(1, 9), (1, 17), (2, 9), (2, 17)]
     with torch.inference_mode():
