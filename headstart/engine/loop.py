@@ -135,8 +135,8 @@ class Loop:
         assert self.rounds is not None
         if self.sources is None or not self.rounds.requests:
             return {}, None
-        requests = {request: self.rounds.copies(request) for request in self.rounds.requests}
-        found = self.sources.for_rounds(requests, len(self.scheduler.running))
+        requests, num_running = list(self.rounds.requests), len(self.scheduler.running)
+        found = self.sources.for_rounds(requests, num_running)
         self.stats.draft_reason = self.sources.policy.reason
         return found
 
@@ -144,8 +144,7 @@ class Loop:
         """What requests could copy in the round after the one that is under way."""
         rounds = self.rounds
         if self.sources is not None and rounds is not None:
-            here = [r for r in requests if r in rounds.requests and rounds.copies(r)]
-            self.sources.look_ahead(here)
+            self.sources.look_ahead([r for r in requests if r in rounds.requests])
 
     def _take(self, outcome: RoundOutcome, grammar_tokens: int) -> Update:
         """Hand out what a round gave one request, whose grammar has accepted so many tokens."""

@@ -116,7 +116,7 @@ def round_sizes(
         num_drafts=MENU[-1] if options.is_automatic else options.max_drafts,
         draft_vocab=draft_vocab, own=0 if copies else options.draft_vocab_own,
         menu=MENU if options.speculate == "auto" else (),
-        copied=options.max_copied if options.is_automatic else 0,
+        copied=options.max_copied,
     )  # fmt: skip
 
 
