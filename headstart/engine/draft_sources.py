@@ -23,7 +23,7 @@ from headstart.engine.request import Request
 from headstart.engine.rounds import GivenCopies
 from headstart.engine.scheduler import Scheduler
 
-_AHEAD = 2 * (MAX_DRAFTS + 1)  # tokens of a copy for a round that starts behind another
+AHEAD = 2 * (MAX_DRAFTS + 1)  # tokens of a copy for a round that starts behind another
 
 
 @dataclass
@@ -52,7 +52,7 @@ class DraftSources:
     def look_ahead(self, requests: Sequence[Request]) -> None:
         """What requests in device rounds could copy, by the tokens that the host knows."""
         started = time.perf_counter()
-        self.copies.find_all(requests, lambda request: min(_AHEAD, self.policy.room(request)))
+        self.copies.find_all(requests, lambda request: min(AHEAD, self.policy.room(request)))
         self.copy_seconds += time.perf_counter() - started
 
     def for_rounds(
