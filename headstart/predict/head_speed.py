@@ -18,12 +18,7 @@ from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
-from headstart.engine.auto.served_costs import (
-    BandwidthCosts,
-    RoundTimes,
-    ServedCosts,
-    timed_costs,
-)
+from headstart.engine.auto.served_costs import BandwidthCosts, RoundTimes, ServedCosts, timed_costs
 from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.draft_vocabs import DraftVocabs
 from headstart.engine.options import EngineOptions
