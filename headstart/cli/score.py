@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,10 @@ from headstart.cli.options import (
 )
 from headstart.cli.spinning import limit_spinning
 from headstart.report.terminal import say
+
+if TYPE_CHECKING:
+    from headstart.predict.context_speed import ContextPrediction
+    from headstart.predict.head_speed import HeadPrediction
 
 
 def run(
@@ -79,10 +83,16 @@ def run(
     from headstart.cli.score_view import show
     from headstart.engine.auto.served_costs import num_turns
     from headstart.heads.predicted import keep_score
+    from headstart.models.build import has_head
+    from headstart.predict.context_speed import open_context_prediction
     from headstart.predict.head_speed import open_prediction
 
     with counted_progress("rounds timed, turns", num_turns() if options.is_timed else 0) as turn:
-        prediction = open_prediction(checkpoint, records, options, timing=turn)
+        prediction: HeadPrediction | ContextPrediction
+        if options.vocab is None and not has_head(checkpoint, head):
+            prediction = open_context_prediction(checkpoint, records, options, timing=turn)
+        else:
+            prediction = open_prediction(checkpoint, records, options, timing=turn)
     for note in prediction.notes:
         say(f"note: {note}", file=sys.stderr)
     with counted_progress("tokens", sum(len(record.ids) for record in records)) as advance:

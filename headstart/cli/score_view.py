@@ -21,6 +21,9 @@ def show(document: dict[str, Any]) -> None:
     """Print what was done, then one set of tables for each draft vocabulary."""
     console = console_of()
     console.print(escape(document["explanation"]), soft_wrap=True)
+    if "context" in document:
+        _copies_alone(console, document)
+        return
     for result in document["results"]:
         overall = result["overall"]
         line = f"{counted(overall['answers'], 'answer')} to {counted(overall['prompts'], 'prompt')}"
@@ -42,6 +45,23 @@ def show(document: dict[str, Any]) -> None:
         )
     console.print(f"costs: {escape(document['costs'])}", soft_wrap=True)
     console.print(f"acceptance: {escape(document['scored_by'])}", soft_wrap=True)
+    console.print(f"copies from the context: {escape(document['copies'])}", soft_wrap=True)
+
+
+def _copies_alone(console: Console, document: dict[str, Any]) -> None:
+    """Of a model without a head."""
+    overall, parts = document["context"]["overall"], document["context"]["by_category"]
+    lengths = overall["context_acceptance_length"]
+    table = table_of(["answers", "number", f"acceptance length, up to {len(lengths) - 1} drafts",
+                      "speed-up", "tokens copied"])  # fmt: skip
+    for name, part in {"all": overall, **parts}.items():
+        speed, share = part["context_speed_up"], part["context_copied_share"]
+        table.add_row(
+            escape(name), str(part["answers"]), f"{part['context_acceptance_length'][-1]:.3f}",
+            "" if speed is None else f"{speed:.2f}", "" if share is None else f"{share:.0%}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(f"costs: {escape(document['costs'])}", soft_wrap=True)
 
 
 def _about_auto(result: dict[str, Any]) -> str:

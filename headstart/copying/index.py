@@ -7,6 +7,7 @@ text that occurs earlier, and a token costs the same however long the text is, o
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -32,11 +33,11 @@ class TextIndex:
     )  # fmt: skip
 
     def __init__(self, tokens: Iterable[int] = ()):
-        self.tokens: list[int] = []
+        self.tokens = array("i")  # arrays take half the memory of lists
         # By state: tokens of its longest piece, its link, where it ended last.
-        self._lengths, self._links, self._ends = [0], [-1], [-1]
+        self._lengths, self._links, self._ends = array("i", [0]), array("i", [-1]), array("i", [-1])
         # What follows a state: one token and the state behind it, of few states more of them.
-        self._first, self._after = [-1], [-1]
+        self._first, self._after = array("i", [-1]), array("i", [-1])
         self._more: dict[int, dict[int, int]] = {}
         self._root: dict[int, int] = {}  # what follows the state of the empty piece: every token
         self._newest = 0

@@ -1,8 +1,9 @@
 """Drafts that are copied from a request's own context, or from other answers of this engine.
 
 Keeps an index of every running request's text, which grows as prompts are read and tokens come.
-A request that starts again after preemption keeps its own: its tokens are the same. What an index
-takes is bounded: a step adds a few tokens of each text to it, and long texts are indexed in part.
+A request that starts again after preemption keeps its own: its tokens are the same. What indices
+take is bounded: a step adds what it read and a few tokens more, and where texts are very long, or
+many are long, their beginnings are left out.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from headstart.copying.answers import AnswerStore
-from headstart.copying.drafts import Copy, copy_after
+from headstart.copying.drafts import MAX_COPIED, Copy, copy_after
 from headstart.copying.index import TextIndex
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
-INDEXED_AT_ONCE = 2048  # tokens of a text: about 10 ms, where a prefix hit brings many more
-MOST_INDEXED = 32_768  # tokens of a prompt, its last ones, and the answer behind them
+INDEXED_AT_ONCE = 4096  # tokens of all texts: some ms, where prefix hits bring many more
+MOST_INDEXED = 1 << 18  # tokens of a prompt, its last ones, and the answer behind them
+ALL_INDEXED = 1 << 22  # of all texts that are kept: 0.6 GB at 150 bytes each
+LEAST_INDEXED = 4096  # of a prompt, where the others have all of these
+_NEW = MAX_COPIED + 1  # tokens that a round gives a request at most
 
 
 @dataclass(slots=True)
@@ -26,12 +30,17 @@ class _Text:
     """What is indexed of a request's text, from token `begin` on."""
 
     begin: int
+    planned: int  # tokens of the prompt that are to be
     params: SamplingParams  # with which the request may copy
     index: TextIndex = field(default_factory=TextIndex)
 
     @property
     def end(self) -> int:
-        return self.begin + len(self.index.tokens)
+        return self.begin + len(self.index)
+
+    @property
+    def size(self) -> int:
+        return max(self.planned, len(self.index))
 
 
 class ContextDrafter:
@@ -58,10 +67,10 @@ class ContextDrafter:
         return not options.runs_head if isinstance(asked, int) else options.is_automatic
 
     def read(self, request: Request, count: int) -> None:
-        """Index the first `count` tokens, or as many of them as one call may."""
+        """Index `count` tokens more: as many as a step read of a prompt."""
         text = self._text(request)
         if text is not None:
-            text.index.extend(request.tokens[text.end : min(count, text.end + INDEXED_AT_ONCE)])
+            text.index.extend(request.tokens[text.end : text.end + count])
 
     def _text(self, request: Request) -> _Text | None:
         """None: it may not copy."""
@@ -71,7 +80,9 @@ class ContextDrafter:
         if not self.takes(request):
             return None
         if text is None:
-            text = _Text(max(0, len(request.tokens) - MOST_INDEXED), params)
+            left = ALL_INDEXED - sum(other.size for other in self._texts.values())
+            planned = min(len(request.tokens), MOST_INDEXED, max(left, LEAST_INDEXED))
+            text = _Text(len(request.tokens) - planned, planned, params)
             self._texts[request.id] = text
         text.params = params
         return text
@@ -85,10 +96,10 @@ class ContextDrafter:
     ) -> dict[Request, Copy]:
         """What these would go on with if they copied, up to `count` tokens of each.
 
-        Nothing as long as a text is not indexed to the end. Most requests can copy nothing in most
-        rounds, so little is done for them.
+        Nothing as long as a text is not indexed to the end: behind prefix hits one after another.
+        Most requests can copy nothing in most rounds, so little is done for them.
         """
-        answers, found = self._answers, dict[Request, Copy]()
+        answers, found, left = self._answers, dict[Request, Copy](), INDEXED_AT_ONCE
         for request in requests:
             self._copies.pop(request.id, None)
             if (text := self._text(request)) is None:
@@ -96,8 +107,10 @@ class ContextDrafter:
             index, tokens = text.index, request.tokens
             done = text.end
             if done < len(tokens):
-                index.extend(tokens[done : done + INDEXED_AT_ONCE])
-                if done + INDEXED_AT_ONCE < len(tokens):
+                more = max(left, _NEW)
+                index.extend(tokens[done : done + more])
+                left -= min(more, len(tokens) - done)
+                if done + more < len(tokens):
                     continue
             if (answers is None and index.match() is None) or (most := count(request)) < 1:
                 continue

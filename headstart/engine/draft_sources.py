@@ -23,7 +23,7 @@ from headstart.engine.request import Request
 from headstart.engine.rounds import GivenCopies
 from headstart.engine.scheduler import Scheduler
 
-_AHEAD = 2 * (MAX_DRAFTS + 1)  # tokens of a copy for a round that starts behind another
+AHEAD = 2 * (MAX_DRAFTS + 1)  # tokens of a copy for a round that starts behind another
 
 
 @dataclass
@@ -52,22 +52,18 @@ class DraftSources:
     def look_ahead(self, requests: Sequence[Request]) -> None:
         """What requests in device rounds could copy, by the tokens that the host knows."""
         started = time.perf_counter()
-        self.copies.find_all(requests, lambda request: min(_AHEAD, self.policy.room(request)))
+        self.copies.find_all(requests, lambda request: min(AHEAD, self.policy.room(request)))
         self.copy_seconds += time.perf_counter() - started
 
     def for_rounds(
-        self, requests: Mapping[Request, bool], num_running: int
+        self, requests: Sequence[Request], num_running: int
     ) -> tuple[dict[Request, int], GivenCopies]:
-        """Drafts of the next device round: of the head, and what may be copied instead.
-
-        With each request whether it may copy there.
-        """
+        """Drafts of the next device round: of the head, and what may be copied instead."""
         copies = {
             request: copy
-            for request, may_copy in requests.items()
-            if may_copy and (copy := self.copies.found(request)) is not None
-        }
-        planned = self.policy.plan_round(list(requests), num_running, copies)
+            for request in requests if (copy := self.copies.found(request)) is not None
+        }  # fmt: skip
+        planned = self.policy.plan_round(requests, num_running, copies)
         given = {
             request: GivenCopy(
                 len(request.tokens), self._tokens_for_round(request, copies[request]),

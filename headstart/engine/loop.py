@@ -135,8 +135,8 @@ class Loop:
         assert self.rounds is not None
         if self.sources is None or not self.rounds.requests:
             return {}, None
-        requests = {request: self.rounds.copies(request) for request in self.rounds.requests}
-        found = self.sources.for_rounds(requests, len(self.scheduler.running))
+        requests, num_running = list(self.rounds.requests), len(self.scheduler.running)
+        found = self.sources.for_rounds(requests, num_running)
         self.stats.draft_reason = self.sources.policy.reason
         return found
 
@@ -144,8 +144,7 @@ class Loop:
         """What requests could copy in the round after the one that is under way."""
         rounds = self.rounds
         if self.sources is not None and rounds is not None:
-            here = [r for r in requests if r in rounds.requests and rounds.copies(r)]
-            self.sources.look_ahead(here)
+            self.sources.look_ahead([r for r in requests if r in rounds.requests])
 
     def _take(self, outcome: RoundOutcome, grammar_tokens: int) -> Update:
         """Hand out what a round gave one request, whose grammar has accepted so many tokens."""
@@ -216,8 +215,8 @@ class Loop:
             self.drafter.feed(request, work.start, rows[:valid])
         if request.kept_states is not None:
             request.kept_states.read(work.start, rows[:valid])
-        if self.sources is not None and verdict is None:
-            self.sources.copies.read(request, request.num_computed)
+        if self.sources is not None and work.start < request.num_prompt:
+            self.sources.copies.read(request, work.count)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
         if verdict is not None:

@@ -101,23 +101,22 @@ def round_sizes(
     """What device rounds are made for, where the backend has them.
 
     Without recurrent layers there is room for as many drafts as a request may ask for. What those
-    layers keep of newest rows grows with that number, so it is made for what the engine drafts by
-    itself; a request that asks for more gets so many.
+    layers keep of newest rows grows with that number, so it is made for what the engine drafts and
+    copies by itself; a request that asks for more gets so many.
     """
-    copies = options.speculate == "context"
-    if backend.head is None:
-        most = MENU[-1] if copies else 0
+    count, copies = options.num_requests, options.speculate == "context"
+    if backend.head is None and not copies:
         return RoundSizes(
-            max_requests=options.num_requests, max_drafts=most, num_drafts=most,
-            max_tokens=max_tokens, max_rows=options.num_rows, copied=most,
+            max_requests=count, max_drafts=0, num_drafts=0, max_tokens=max_tokens,
+            max_rows=options.num_rows,
         )  # fmt: skip
-    most = MAX_DRAFTS if backend.config.recurrent is None else options.max_drafts
+    most = MAX_DRAFTS if backend.config.recurrent is None else options.max_copied
     return RoundSizes(
-        max_requests=options.num_requests, max_drafts=most, num_drafts=options.max_drafts,
-        max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,
-        own=options.draft_vocab_own,
+        max_requests=count, max_drafts=most, max_tokens=max_tokens, max_rows=options.num_rows,
+        num_drafts=MENU[-1] if options.is_automatic else options.max_drafts,
+        draft_vocab=draft_vocab, own=0 if copies else options.draft_vocab_own,
         menu=MENU if options.speculate == "auto" else (),
-        copied=most if options.speculate == "auto" else 0,
+        copied=options.max_copied,
     )  # fmt: skip
 
 
@@ -167,7 +166,7 @@ def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:
     Requests in device rounds need none for drafts: they go back by the rows that rounds keep.
     """
     running = options.num_requests
-    drafts = options.usual_drafts if needs.has_head else 0
+    drafts = options.usual_drafts if needs.has_head or options.speculate == "context" else 0
     return 2 * running + drafts * (-(-running // _HOST_PART) if needs.has_rounds else running)
 
 

@@ -206,10 +206,13 @@ class EngineOptions:
 
     @property
     def max_drafts(self) -> int:
-        """The most draft tokens a round may have."""
-        if self.speculate == "context":
-            return MAX_COPIED
-        return MENU[-1] if self.speculate == "auto" else self.speculate
+        """The most tokens that a round drafts of a request, by the head where one runs."""
+        return MENU[-1] if self.speculate == "auto" else self.max_copied
+
+    @property
+    def max_copied(self) -> int:
+        """The most tokens that a round copies of a request."""
+        return MAX_COPIED if isinstance(self.speculate, str) else self.speculate
 
     @property
     def runs_head(self) -> bool:

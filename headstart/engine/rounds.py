@@ -66,16 +66,7 @@ class Rounds:
 
     def why_not(self, request: Request) -> str | None:
         """What keeps a request out of rounds, or None."""
-        if request.params.draft_from == "context" and not self.copies(request):
-            if not self._device.sizes.copied:
-                return "drafts from its context alone, where speculate is a number"
-            return "drafts from its context alone, beside a grammar or the rejection rule"
         return self._device.why_not(request.params)
-
-    def copies(self, request: Request) -> bool:
-        """Whether a request may copy here: not where drafts are judged by something else."""
-        is_plain = request.grammar is None and request.params.acceptance == "match"
-        return is_plain and self._device.sizes.copied > 0
 
     def fitting(self, works: Sequence[Work]) -> list[Work]:
         """The work that the next round takes best, where its rows join: the last may have fewer."""

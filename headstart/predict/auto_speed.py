@@ -15,9 +15,10 @@ from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
 from headstart.engine.auto.costs import Curve, RoundCosts
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
+from headstart.engine.copies import ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
+from headstart.sampling.params import SamplingParams
 from headstart.simulate.answers import GREEDY, NO_LIMIT
 from headstart.simulate.cost import Costs
 from headstart.simulate.matches import Matches
@@ -78,7 +79,7 @@ def head_speed(
     here, as it does where the host drives rounds.
     """
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
-    play = _Play(
+    play = Play(
         EngineOptions(speculate="auto"), RoundCosts(((requests, curve),)), requests, max_drafts
     )
     played = play.run(answers)
@@ -92,61 +93,73 @@ def copying_speed(
     """The same with drafts from the context, beside the head or alone; deciding counts.
 
     The speed is that over an engine without a head. `texts` are token ids by record; `verify` what
-    rounds take whose drafts cost nothing.
+    rounds take whose drafts cost nothing. No `max_drafts`: there is no head.
     """
     known = RoundCosts(((requests, verify),))
+    table = _with_head(known, costs, requests, max_drafts) if max_drafts else known
+    options = EngineOptions(speculate="auto" if with_head else "context")
+    play = Play(options, table, requests, max_drafts, texts)
+    played = play.with_deciding(play.run(answers))
+    return replace(played, plain_seconds=costs.round_seconds(requests, 0))
+
+
+def _with_head(known: RoundCosts, costs: Costs, requests: int, max_drafts: int) -> RoundCosts:
+    """The same costs with what the head's steps take beside their rows."""
     steps = costs.round_seconds(requests, max_drafts) - costs.round_seconds(requests, 1)
     rows = known.round_seconds(requests, max_drafts) - known.round_seconds(requests, 1)
     step = max(0.0, steps - rows) / max(1, max_drafts - 1)
     first = costs.round_seconds(requests, 1) - known.round_seconds(requests, 1)
     start = max(0.0, first - step)
-    table = RoundCosts(known.verify, ((requests, step),), ((requests, start),))
-    options = EngineOptions(speculate="auto" if with_head else "context")
-    play = _Play(options, table, requests, max_drafts, texts)
-    played = play.with_deciding(play.run(answers))
-    return replace(played, plain_seconds=costs.round_seconds(requests, 0))
+    return RoundCosts(known.verify, ((requests, step),), ((requests, start),))
 
 
-class _Play:
-    """A batch of answers that is kept full, round by round."""
+class Play:
+    """A batch of answers that is kept full, round by round; the host drives rounds."""
 
     def __init__(
         self, options: EngineOptions, table: RoundCosts, requests: int, max_drafts: int,
-        texts: Mapping[str, list[int]] | None = None,
+        texts: Mapping[str, list[int]] | None = None, params: SamplingParams = GREEDY,
     ):  # fmt: skip
         self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
+        self._params = params
         self._copies = ContextDrafter(options) if texts is not None else None
         self._deciding: list[float] = []  # seconds, by round
 
     def run(self, answers: Sequence[Matches]) -> Played:
         requests = self._requests
         played = Played(self._table.round_seconds(requests, 0), {})
-        going = [each for each in answers if _Answer(each, 0, None, _Share()).is_going]
+        going = [each for each in answers if each.answer.num_tokens > 1]
         if not going:
             return played
         shares = {_place(each): _Share() for each in going}
         # Fewer answers than requests come several times: the batch is to be full.
         waiting = [
-            _Answer(each, number, self._texts, shares[_place(each)])
+            RunningAnswer(each, number, self._texts, shares[_place(each)], self._params)
             for number in range(max(len(going), requests))
             for each in [going[number % len(going)]]
         ]
-        running = list[_Answer]()
+        running = list[RunningAnswer]()
         while len(waiting) + len(running) >= requests:
             while waiting and len(running) < requests:
                 running.append(waiting.pop(0))
                 self._read(running[-1].request)
-            self._round(running)
+            took = self._round(running)
+            for each in running:
+                each.share.seconds += took
+                each.share.rounds += 1
             for each in [each for each in running if not each.is_going]:
                 running.remove(each)
-                self._policy.forget(each.request)
-                if self._copies is not None:
-                    self._copies.forget(each.request)
+                self._end(each)
         return replace(played, shares=shares)
 
-    def _round(self, running: Sequence[_Answer]) -> None:
-        """One round; all requests that run in it wait for its end."""
+    def _end(self, answer: RunningAnswer) -> None:
+        self._policy.forget(answer.request)
+        if self._copies is not None:
+            self._copies.forget(answer.request)
+
+    def _round(self, running: Sequence[RunningAnswer]) -> float:
+        """Seconds of one round; all requests that run in it wait for its end."""
         requests = {each.request: each for each in running}
         started = time.perf_counter()
         copies = self._find(requests)
@@ -163,14 +176,11 @@ class _Play:
         self._policy.observe_verify(list(requests), rows, took)
         deepest = max(drafting.values(), default=0)
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
-        took += table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
-        for each in running:
-            each.share.seconds += took
-            each.share.rounds += 1
         self._deciding.append(time.perf_counter() - started)
+        return took + table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
 
     def with_deciding(self, played: Played) -> Played:
-        """The same with the time that a round takes to find copies, choose drafts and learn of them.
+        """The same with what a round takes to find copies, to choose drafts and to learn from them.
 
         That is what playing it takes. The middle one of all rounds: a pause of the machine is not a
         cost.
@@ -187,10 +197,9 @@ class _Play:
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
         if self._copies is not None:
-            for _ in range(0, len(request.tokens), INDEXED_AT_ONCE):
-                self._copies.read(request, len(request.tokens))
+            self._copies.read(request, len(request.tokens))
 
-    def _find(self, requests: Mapping[Request, _Answer]) -> dict[Request, Copy]:
+    def _find(self, requests: Mapping[Request, RunningAnswer]) -> dict[Request, Copy]:
         if self._copies is None:
             return {}
         return self._copies.find_all(
@@ -199,7 +208,7 @@ class _Play:
 
 
 def _drafts(
-    answer: _Answer, of_head: int, copy: Copy | None, planned: PlannedRound,
+    answer: RunningAnswer, of_head: int, copy: Copy | None, planned: PlannedRound,
     more: Callable[[Request, Copy, PlannedRound], int],
 ) -> int:  # fmt: skip
     """Drafts of one request: the head's, and those that are copied instead or after them."""
@@ -217,12 +226,13 @@ def _drafts(
     return found
 
 
-class _Answer:
+class RunningAnswer:
     """An answer on its way: the newest token is a_`newest`."""
 
     def __init__(
-        self, matches: Matches, number: int, texts: Mapping[str, list[int]] | None, share: _Share
-    ):
+        self, matches: Matches, number: int, texts: Mapping[str, list[int]] | None, share: _Share,
+        params: SamplingParams,
+    ):  # fmt: skip
         self.share = share
         self._leading: list[int] = matches.num_leading.tolist()
         self._length = matches.answer.num_tokens
@@ -232,7 +242,7 @@ class _Answer:
         text = [0] * answer.stop if texts is None else texts[answer.record_id]
         self._own = text[answer.start : answer.stop]
         self.request = Request(
-            str(number), text[: answer.start], GREEDY, 0, limit, frozenset(), number
+            str(number), text[: answer.start], params, 0, limit, frozenset(), number
         )
         self.request.tokens.append(self._own[0] if self._own else 0)
 
@@ -257,12 +267,16 @@ class _Answer:
             right = copy.num_right(self.following)
         accepted = min(right, drafts)
         policy.observe(self.request, of_head, min(accepted, of_head))
-        new = min(accepted + 1, self._length - 1 - self.newest)
-        emitted = self._own[self.newest + 1 : self.newest + 1 + new]
+        emitted = self.emit(accepted, of_head)
         if copy is not None:
             agreed = bool(of_head) and drafts > of_head
             policy.observe_copy(self.request, copy, emitted, confirmed=agreed)
-        self.newest += new
         self.request.tokens += emitted
-        self.share.tokens += new
-        self.share.copied += max(0, min(accepted, new) - of_head)
+
+    def emit(self, accepted: int, of_head: int) -> list[int]:
+        """What comes of so many drafts that are right, the first of them the head's."""
+        emitted = self.following[: accepted + 1]
+        self.newest += len(emitted)
+        self.share.tokens += len(emitted)
+        self.share.copied += max(0, min(accepted, len(emitted)) - of_head)
+        return emitted

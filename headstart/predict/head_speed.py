@@ -18,12 +18,7 @@ from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
-from headstart.engine.auto.served_costs import (
-    BandwidthCosts,
-    RoundTimes,
-    ServedCosts,
-    timed_costs,
-)
+from headstart.engine.auto.served_costs import BandwidthCosts, RoundTimes, ServedCosts, timed_costs
 from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.draft_vocabs import DraftVocabs
 from headstart.engine.options import EngineOptions
@@ -37,6 +32,7 @@ from headstart.models.build import (
 )
 from headstart.predict.auto_speed import Played, copying_speed, head_speed
 from headstart.predict.bench_costs import bench_costs
+from headstart.predict.captured_speed import captured_speed
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.copies import copied_lengths
 from headstart.simulate.cost import best, predict
@@ -55,7 +51,7 @@ from headstart.vocab.own_tokens import OwnRule
 
 _LEAST_ANSWER = 64  # tokens of an answer whose rounds are timed
 _MOST_PROMPTS = 32
-_LEAST_LEN = 2048  # tokens that there is K/V memory for while rounds are timed
+LEAST_LEN = 2048  # tokens that there is K/V memory for while rounds are timed
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ class HeadPrediction:
             "explanation": plan.reason, "device": str(model.device),
             "dtype": str(model.dtype).removeprefix("torch."), "costs": self.costs.origin,
             "requests": self.options.requests, "weights": self.options.weights,
-            "scored_by": self.scorer.name,
+            "scored_by": self.scorer.name, "copies": self._copies,
         }  # fmt: skip
         return {**method, "formula": plan.formula} if plan.method == "formula" else method
 
@@ -149,18 +145,33 @@ class HeadPrediction:
         if not scored.matches:
             return {}
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
-        most = len(scored.lengths) - 1
+        most, matches, texts = len(scored.lengths) - 1, scored.matches, self._texts
         is_driven = isinstance(costs, RoundTimes) and bool(costs.verify)
-        played = {
-            "head": head_speed(scored.matches, costs, requests, most, counts_deciding=is_driven)
-        }
-        if isinstance(costs, RoundTimes) and costs.verify:
-            for name, with_head in (("auto", True), ("context", False)):
+        played = {"head": head_speed(matches, costs, requests, most, counts_deciding=is_driven)}
+        for name, with_head in (("auto", True), ("context", False)):
+            if not isinstance(costs, RoundTimes):
+                break
+            if costs.verify:
                 played[name] = copying_speed(
-                    scored.matches, self._texts, costs, costs.verify, requests, most,
-                    with_head=with_head,
-                )  # fmt: skip
+                    matches, texts, costs, costs.verify, requests, most, with_head=with_head
+                )
+            elif costs.captured is not None:
+                played[name] = captured_speed(
+                    matches, texts, costs.captured, requests, most, with_head=with_head
+                )
         return played
+
+    @property
+    def _copies(self) -> str:
+        """Whether drafts from the context are predicted, in words."""
+        if self.plan.method == "formula":
+            return "not predicted: rounds are played only where answers are replayed"
+        costs = self.costs.of(self.scorer.model, None)
+        if isinstance(costs, RoundTimes) and costs.verify:
+            return "played in rounds that were timed as whole steps"
+        if isinstance(costs, RoundTimes) and costs.captured is not None:
+            return "played in captured rounds, by what `auto` timed; not checked on a GPU yet"
+        return "not predicted: such costs do not say what rows of copied drafts take"
 
     def _speeds(
         self, scored: Scored, size: int | None, played: Mapping[str, Played]
@@ -234,8 +245,8 @@ def open_scorer(
     notes = list(served.notes)
     backend = None
     if costs is None or select(served, own).name == "numba":
-        serving = _serving(records, plan, options)
-        longest = max(_LEAST_LEN, serving.num_tokens + 1, *(len(r.ids) for r in records))
+        serving = serving_of(records, plan, options)
+        longest = max(LEAST_LEN, serving.num_tokens + 1, *(len(r.ids) for r in records))
         backend = create_backend(replace(served, max_len=min(served.max_len, longest)), own)
         if costs is None:
             costs = timed_costs(backend, prompts, lists, serving, progress=timing)
@@ -249,7 +260,7 @@ def open_scorer(
     return costs, Scorer(model), list(dict.fromkeys((*notes, *model.notes)))
 
 
-def _serving(records: Sequence[Record], plan: Plan, options: PredictionOptions) -> Serving:
+def serving_of(records: Sequence[Record], plan: Plan, options: PredictionOptions) -> Serving:
     """What will be served, as the answers show it."""
     prompts = [record.ids[: record.num_prompt].tolist() for record in records[:_MOST_PROMPTS]]
     mean = sum(int(record.mask.sum()) for record in records) // len(records)

@@ -73,6 +73,11 @@ class Matches:
         return self.is_match.long().cumprod(-1).sum(-1)
 
 
+def without_head(answer: Answer) -> Matches:
+    """Of a model that has none: no depth has drafts."""
+    return Matches(answer, torch.zeros(max(0, answer.num_tokens - 1), 0, dtype=torch.bool))
+
+
 @dataclass(frozen=True)
 class Targets:
     """The answer tokens that drafts guess: a_1, a_2, ... of all answers, one after another."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.copying_runs import Parity, assert_copies_are_alive
+from support.copying_runs import assert_copies_are_alive
 from support.engine_runs import ids_of, run
-from support.long_runs import IS_LONG, unless_long
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -21,7 +22,6 @@ from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.round_profile import copying_shapes
 from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.shapes import TrunkShape
-from headstart.copying.drafts import Copy
 from headstart.engine.engine import Engine
 
 pytestmark = pytest.mark.usefixtures("quick_kernels", "no_clock")
@@ -68,43 +68,107 @@ def test_rounds_copy_and_the_text_stays_the_same(
 
 
 def test_a_model_without_a_head_copies_in_rounds(folder: Path, prompts: list[list[int]]) -> None:
-    engine = start(folder, speculate="context")
+    params = asked(unless_long(12, 40))
+    engine = start(folder, speculate="context", max_running_requests=2)
     assert engine.model.head is None
-    take_all(engine, drafts=0)
-    results = run(engine, prompts, asked())
-    assert ids_of(results) == texts_of(folder, prompts, asked())
+    take_all(engine, drafts=0, copied=16)
+    results = run(engine, prompts, params)
+    assert ids_of(results) == texts_of(folder, prompts, params)
     assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) > 8
 
 
-@pytest.mark.skipif(not IS_LONG, reason="takes long")
-def test_requests_by_the_rejection_rule_copy_by_the_host(
-    folder: Path, prompts: list[list[int]]
+HYBRID: dict[str, Any] = {
+    **SIZES, "intermediate_size": 32, "num_hidden_layers": 2, "linear_key_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"], "linear_value_head_dim": 12,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+}  # fmt: skip
+
+
+def test_requests_of_a_model_with_recurrent_layers_copy_as_many(tiny: Tiny) -> None:
+    folder, params = tiny("qwen3_5_text", rate=0.9, seed=0, dtype="F32", **HYBRID), asked(20)
+    settings: dict[str, Any] = {"kv_bytes": 1 << 20, "max_running_requests": 2}
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", block_size=4, **settings)
+    (said,) = ids_of(run(plain, [[9, 10, 11]], asked(20)))
+    prompt = [9, 10, 11, *said, 1, 9, 10, 11]
+    engine = start(folder, **settings)
+    take_all(engine, drafts=1, copied=16)
+    results = run(engine, [prompt, prompt[:-1]], params)
+    assert ids_of(results) == ids_of(run(plain, [prompt, prompt[:-1]], params))
+    assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+    assert max(k for r in results for k, _ in r.stats.rounds) > 8
+    compiled = copying_shapes(device_of(engine))
+    assert [(one.count, one.num_rows, one.packed) for one in compiled] == [(1, 17, 0), (2, 17, 0)]
+
+
+class Classes:
+    """A grammar: a token of another class follows each, which leaves three of four."""
+
+    def __init__(self, last: int = 0):
+        self.last = last
+
+    def allowed(self) -> torch.Tensor:
+        return torch.arange(SIZES["vocab_size"]) % 4 != self.last
+
+    def accept(self, token: int) -> bool:
+        fits, self.last = token % 4 != self.last, token % 4
+        return fits
+
+    def fork(self) -> Classes:
+        return Classes(self.last)
+
+
+@pytest.mark.parametrize("squeezes", unless_long([True], [False, True]))
+@pytest.mark.parametrize("temperature", unless_long([0.0], [0.0, 1.0]))
+def test_requests_with_a_grammar_copy_what_it_lets_through(
+    folder: Path, temperature: float, squeezes: bool
 ) -> None:
-    engine = start(folder)
-    params = asked(temperature=1.0, seed=2, acceptance="rejection", draft_from="context")
-    run(engine, prompts[:1], params)
-    (reason,) = engine.stats.slow_rounds
-    assert "rejection rule" in reason
+    """Regression: those that drafted from their context alone were decided by the host."""
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
+    params, begin = asked(20, temperature=temperature, seed=3), [9, 10, 11]
+    (said,) = ids_of(run(plain, [begin], params, grammar=Classes()))
+    wrong = [(t + 4) % 64 if i % 9 == 4 else t for i, t in enumerate(said)]  # of the same class
+    prompts = [[*begin, *said, 1, *begin], [*begin, *wrong, 2, *begin]]
+    wanted = ids_of(run(plain, prompts, params, grammar=Classes()))
+    for source in unless_long(["context"], ["auto", "context"]):
+        engine = start(folder, max_running_requests=2 if squeezes else 8)
+        take_all(engine, drafts=1, copied=16)
+        own = replace(params, draft_from=source)
+        results = run(engine, prompts, own, grammar=Classes())
+        assert ids_of(results) == wanted
+        stats = engine.stats
+        assert 0 < stats.copied_accepted < stats.copied_drafts and not stats.slow_rounds
 
 
-@pytest.mark.parametrize("beside", ["nothing", "the rejection rule", "a grammar"])
-def test_copies_are_given_only_to_requests_that_may_copy(
-    folder: Path, prompts: list[list[int]], beside: str
+@pytest.mark.parametrize("drafts", unless_long([1], [0, 1]))
+def test_requests_by_the_rejection_rule_copy_in_rounds(
+    folder: Path, prompts: list[list[int]], drafts: int
 ) -> None:
-    engine = start(folder)
-    take_all(engine, drafts=0)
-    acceptance: Any = "rejection" if beside == "the rejection rule" else "match"
-    grammar = Parity() if beside == "a grammar" else None
-    params = asked(temperature=1.0, seed=2, acceptance=acceptance)
-    engine.add(prompts[0], params, grammar=grammar)
-    loop = engine.loop
-    assert loop.rounds is not None and loop.sources is not None
-    while not loop.rounds.requests:
-        engine.step()
-    (one,) = loop.rounds.requests
-    loop.sources.copies._copies[one.id] = Copy([1, 2, 3], 5)  # found while the host ran it
-    _, given = loop._choose_for_rounds()
-    assert given is not None and bool(given.tokens) == (beside == "nothing")
+    engine = start(folder, max_running_requests=2)
+    take_all(engine, drafts=drafts, copied=16)
+    own = asked(24, acceptance="rejection")
+    results = run(engine, prompts, own)
+    assert ids_of(results) == texts_of(folder, prompts, asked(24)), "greedy: certain choices"
+    found = run(engine, prompts, replace(own, temperature=1.0, seed=2, draft_from="context"))
+    origins = {origin for r in found for origin in r.outputs[0].origins}
+    assert {"copied", "recovered"} <= origins and not engine.stats.slow_rounds
+
+
+@pytest.mark.parametrize("asks", unless_long([3], [None, 1, 3, 16]))
+def test_where_all_draft_as_many_a_request_copies_as_many_in_rounds(
+    folder: Path, prompts: list[list[int]], asks: int | None
+) -> None:
+    """Regression: beside a fixed number of drafts such a request was decided by the host."""
+    params = [asked(24, draft_from="context", speculate=asks), asked(12)]
+    engine = start(folder, speculate=3, max_running_requests=2)
+    both = [prompts[0], prompts[-1]]
+    copied, other = run(engine, both, params)
+    wanted = [*texts_of(folder, both[:1], asked(24)), *texts_of(folder, both[1:], asked(12))]
+    assert ids_of([copied, other]) == wanted
+    assert max(k for k, _ in copied.stats.rounds) == min(3, asks or 3)
+    assert copied.stats.copied_accepted > 0 and not other.stats.copied_drafts
+    assert "accepted" not in copied.outputs[0].origins
+    assert engine.stats.fast_rounds and not engine.stats.slow_rounds
 
 
 @pytest.mark.parametrize("drafts", unless_long([2], [0, 1, 2]))
@@ -119,13 +183,17 @@ def test_rounds_copy_no_more_than_a_request_asks_for(
     assert engine.stats.fast_rounds and not engine.stats.slow_rounds
 
 
-def squeezed(engine: Engine) -> set[int]:
-    """Rows of the passes in which only requests that copy had rows for what they copied."""
+def device_of(engine: Engine) -> CapturedRounds:
     assert engine.loop.rounds is not None
     device = engine.loop.rounds._device
     assert isinstance(device, CapturedRounds)
+    return device
+
+
+def squeezed(engine: Engine) -> set[int]:
+    """Rows of the passes in which only requests that copy had rows for what they copied."""
     return {
-        part.rows for part in device.graphs._runs
+        part.rows for part in device_of(engine).graphs._runs
         if isinstance(part, TrunkShape) and part.rows and not part.groups
     }  # fmt: skip
 
@@ -190,10 +258,7 @@ def test_preemption_prefix_hits_and_aborts_change_no_text(
 
 
 def test_rounds_that_are_compiled_at_the_start_are_those_that_run(folder: Path) -> None:
-    engine = start(folder, max_running_requests=2)
-    assert engine.loop.rounds is not None
-    device = engine.loop.rounds._device
-    assert isinstance(device, CapturedRounds)
+    device = device_of(start(folder, max_running_requests=2))
     shapes = copying_shapes(device)
     assert [(shape.count, shape.num_rows) for shape in shapes] == [(1, 9), (1, 17), (2, 9), (2, 17)]
     with torch.inference_mode():

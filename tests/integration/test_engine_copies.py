@@ -22,6 +22,7 @@ from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.numba import support
+from headstart.engine import copies
 from headstart.errors import ConfigError, RequestError
 from headstart.simulate.copies import copied_rounds
 
@@ -152,18 +153,40 @@ def test_little_memory_prefix_hits_and_preemption(flat: Path) -> None:
     assert_copies_are_alive(results)
 
 
+def test_a_prompt_is_indexed_as_it_is_read_and_step_by_step_after_a_prefix_hit(
+    flat: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "INDEXED_AT_ONCE", 20)
+    engine, prompt = start(flat, speculate="context", max_batched_tokens=32), prompts_of(flat)[0]
+    assert engine.loop.sources is not None
+    drafter, missing = engine.loop.sources.copies, list[list[int]]()
+    for _ in range(2):
+        engine.add(prompt, greedy(8))
+        (one,) = engine.scheduler.waiting
+        own = list[int]()
+        while one.finish_reason is None:
+            engine.step()
+            if one.num_output and one.id in drafter._texts:
+                own.append(len(one.tokens) - drafter._texts[one.id].end)
+        missing.append(own)
+    assert one.stats.num_cached_tokens > 40
+    assert set(missing[0]) == {0} and missing[1][0] > 20, missing
+    assert all(before - after >= 19 or not after
+               for before, after in zip(missing[1], missing[1][1:], strict=False))  # fmt: skip
+
+
 def test_a_preempted_request_drops_what_it_could_copy(flat: Path) -> None:
     """Regression: a copy that was found before stayed, for whatever ran the request later."""
     engine = with_both(flat)
     assert engine.loop.sources is not None
-    copies = engine.loop.sources.copies
+    drafter = engine.loop.sources.copies
     engine.add(prompts_of(flat)[0], SETTINGS["sampled"])
     (one,) = engine.scheduler.waiting
-    while copies.found(one) is None:
+    while drafter.found(one) is None:
         engine.step()
     engine.scheduler.take_restarted = lambda: [one]
     engine.loop._forget_restarted()
-    assert copies.found(one) is None
+    assert drafter.found(one) is None
 
 
 def test_aborted_requests_leave_nothing_behind(flat: Path) -> None:

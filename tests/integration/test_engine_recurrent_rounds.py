@@ -18,9 +18,11 @@ from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.round_profile import BlankRounds
 from headstart.backends.cuda.shapes import RoundShape
+from headstart.engine import core
+from headstart.engine.auto.costs import NEVER_PAYS
 from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import EngineOptions, Speculate
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 
@@ -52,8 +54,11 @@ def rounds_of(engine: Engine) -> tuple[CapturedRounds, RecurrentBatch]:
     return device, device.batch.recurrent
 
 
-@pytest.mark.parametrize(("speculate", "drafts"), [(0, 0), (2, 2), (5, 5), (16, 16)])
-def test_rings_take_what_was_planned_for_them(folder: Path, speculate: int, drafts: int) -> None:
+@pytest.mark.parametrize(("speculate", "drafts"), [(0, 0), (2, 2), (16, 16), ("auto", 16)])
+def test_rings_take_what_was_planned_for_them(
+    folder: Path, speculate: Speculate, drafts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
     engine = start(folder, speculate=speculate, max_running_requests=3)
     device, recurrent = rounds_of(engine)
     needs, cache, rings = engine.memory.needs, engine.memory.cache, recurrent.rings[0]

@@ -89,11 +89,12 @@ def test_no_setting_leaves_the_fast_path(
     each = [params_of(own) for own in (*EXAMPLES.values(), TOGETHER)]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(each))]
     assert ids_of(engine.generate(prompts, each)) == ids_of(plain.generate(prompts, each))
-    held = [params_of(own) for own in (WARM, TOGETHER)]
+    held = [params_of(own) for own in (WARM, {**TOGETHER, "draft_from": "context"})]
     found, wanted = (e.generate(PROMPTS, held, grammar=Thirds()) for e in (engine, plain))
     assert ids_of(found) == ids_of(wanted)
-    rejecting = params_of({**TOGETHER, "acceptance": "rejection"})
-    assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
+    for more in ({}, {"draft_from": "context"}):
+        rejecting = params_of({**TOGETHER, "acceptance": "rejection", **more})
+        assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
     assert engine.stats.slow_rounds == {} and engine.stats.fast_rounds > len(each)
     assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
 

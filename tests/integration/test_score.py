@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.commands import headstart
 from support.copying_runs import assert_copies_are_alive, copied, prompts_of
@@ -33,10 +34,13 @@ from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import core
 from headstart.engine.auto import served_costs, timed_rounds
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.served_costs import CapturedCosts, EngineCosts, RoundTimes
 from headstart.engine.loop import Loop
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
+from headstart.predict import head_speed
 from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.params import SamplingParams
 from headstart.simulate import drafting, scoring
@@ -164,6 +168,7 @@ def test_what_cannot_be_replayed_is_scored_by_formula_and_says_so(
     made = [replace(record, **changes) for record in answered[0.6][0]]
     document = scored(model, dataset(model, tmp_path / "data", made), **options)
     assert document["method"] == "formula" and said in document["explanation"]
+    assert "not predicted" in document["copies"]
     formulas = document["results"][0]["overall"]["formula"]
     assert list(formulas) == ["rejection", "greedy_drafts", "shared_noise"]
     for found in formulas.values():
@@ -244,9 +249,40 @@ def test_costs_are_measured_here_unless_a_bandwidth_is_given(
         "once: 1"
     )
     (result,) = document["results"]
+    assert document["copies"] == "played in rounds that were timed as whole steps"
+    assert 0 <= result["auto_copied_share"] <= 1
     assert result["overall"]["answers"] == 2
     assert [speed["round_seconds"] > 0 for speed in result["speed"]] == [True] * 4
-    assert scored(model, data, limit=2)["costs"] == "from bytes read at 100 GB/s"
+    by_bytes = scored(model, data, limit=2)
+    assert by_bytes["costs"] == "from bytes read at 100 GB/s"
+    assert "not predicted" in by_bytes["copies"]
+    assert "auto_copied_share" not in by_bytes["results"][0]
+
+
+def repeated(record: Record) -> Record:
+    """The answer stands in the prompt, too."""
+    ids = np.concatenate([record.ids[record.mask], record.ids])
+    num_prompt = len(ids) - int(record.mask.sum())
+    return replace(record, ids=ids, mask=np.arange(len(ids)) >= num_prompt, num_prompt=num_prompt)
+
+
+def test_copies_are_played_in_captured_rounds_where_those_were_timed(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = tuple(1 + 0.1 * k for k in range(4))
+    table = RoundCosts(((1, tuple(enumerate(seconds))),), passes=((64, 1.0),))
+    times = RoundTimes(seconds, captured=CapturedCosts(table, 1))
+    known = {None: times}
+    timed = EngineCosts(known, "captured")
+    monkeypatch.setattr(head_speed, "timed_costs", lambda *_, **__: timed)
+    data = dataset(model, tmp_path / "data", [repeated(own) for own in answered[0.0][0]])
+    document = scored(model, data, bandwidth=None, max_drafts=3)
+    assert "captured rounds" in document["copies"] and "not checked on a GPU" in document["copies"]
+    (result,) = document["results"]
+    assert result["auto_speed_up"] > result["head_speed_up"] > 0
+    assert result["auto_copied_share"] > 0.3 and result["context_speed_up"] > 1.5
+    known[None] = replace(times, captured=None)
+    assert "not predicted" in scored(model, data, bandwidth=None, max_drafts=3)["copies"]
 
 
 WITHOUT_HEAD = 0.75  # seconds of a step, where one with a head takes 1 and more
@@ -445,6 +481,7 @@ def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path
     assert result.returncode == 0, result.stderr
     assert "exact replay of the engine's noise at temperature 0.6" in result.stdout
     assert "acceptance length, walked" in result.stdout and "best K: " in result.stdout
+    assert "copies from the context: not predicted" in result.stdout
     rows = re.findall(r"^3 .* \d\.\d\d \(\d\.\d\d to \d\.\d\d\) *$", result.stdout, re.MULTILINE)
     assert len(rows) == 1, "predicted speed-ups have an interval"
     assert result.stdout.isascii()
@@ -485,14 +522,37 @@ def test_unusable_input_is_refused_with_what_to_do(
         scored(model, data, vocab=strange)
 
 
-def test_a_model_without_a_head_is_told_what_to_do(
-    model: Path, answered: Any, scored: Any, tmp_path: Path
+@pytest.mark.usefixtures("quick")
+def test_of_a_model_without_a_head_copies_alone_are_scored(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def drop(own: dict[str, Any]) -> None:
         for name in [name for name in own if "mtp_layers" in name]:
             del own[name]
 
     bare = edited(model, tmp_path / "bare", change=drop)
-    data = dataset(bare, tmp_path / "data", answered[0.0][0])
+    engine = start(bare, speculate="context", slots=8000)
+    again = [repeated(record) for record in answered[0.0][0]]
+    prompts = [record.ids[: record.num_prompt].tolist() for record in again]
+    results = run(engine, prompts, replace(GREEDY, max_tokens=60, speculate=3))
+    made = [replace(r, category="ab"[i % 2]) for i, r in enumerate(records(results, GREEDY))]
+    data = dataset(bare, tmp_path / "data", made)
+    document = scored(bare, data, bandwidth=None, max_drafts=3)
+    found = document["context"]
+    assert document["results"] == [] and "timed in turns" in document["costs"]
+    lengths = found["overall"]["context_acceptance_length"]
+    assert lengths[0] == 1 < lengths[3] == engine.stats.acceptance.length
+    assert found["overall"]["context_speed_up"] > 0
+    assert [part["answers"] for part in found["by_category"].values()] == [3, 3]
+    untimed = scored(bare, data)  # from bytes
+    assert untimed["context"]["overall"]["context_speed_up"] is None
+    assert untimed["context"]["overall"]["context_acceptance_length"][:4] == lengths
+    assert "only rounds that are timed on a CPU" in untimed["costs"]
+    command.run(model=str(bare), data=data, device="cpu", dtype="float64", bandwidth=100.0)
+    shown = capsys.readouterr().out
+    assert "tokens copied" in shown
+    assert f"{untimed['context']['overall']['context_acceptance_length'][8]:.3f}" in shown
+    small = tmp_path / "small.json"
+    write([DraftVocab(ids=(1, 2), name="small", vocab_size=VOCAB)], small)
     with pytest.raises(HeadNotFound, match="headstart graft"):
-        scored(bare, data)
+        scored(bare, data, vocab=small)

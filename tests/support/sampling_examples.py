@@ -31,7 +31,7 @@ EXAMPLES: dict[tuple[str, ...], dict[str, Any]] = {
     ("speculate", "max_tokens"): {"speculate": 2, "max_tokens": 4},
     ("acceptance",): {**WARM, "acceptance": "rejection", "speculate": 0},
     ("draft_vocab",): {"draft_vocab": "small"},
-    ("draft_from",): {"draft_from": "head"},  # context: test_engine_copies_beside.py
+    ("draft_from",): {"draft_from": "context"},
 }  # fmt: skip
 TOGETHER: dict[str, Any] = {
     **WARM, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1,

@@ -225,9 +225,9 @@ class DecodeBatch:
         self.limits[: len(drafts)] = on_device(drafts, self.limits.device, torch.int32)
 
     def cut_drafts(self, drafts: Mapping[int, int]) -> None:
-        """Drafts of some requests, by index, that count in the round under way."""
+        """Drafts of some requests, by index, that count in the round under way at most."""
         given = on_device([*drafts, *drafts.values()], self.limits.device).view(2, -1)
-        self.drafted[given[0].long()] = given[1].int()
+        self.drafted[given[0]] = self.drafted[given[0]].minimum(given[1].int())
 
     def move(self, source: int, target: int) -> None:
         """A request changes its index, so that a smaller captured round serves those left."""

@@ -81,7 +81,8 @@ class CapturedRounds(DeviceRounds):
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
-        self._copied = 0  # the most drafts that a request copies in the next round
+        self._copied = 0  # the most drafts that a request copies in the next round,
+        self._copying: frozenset[int] = frozenset()  # and which requests may, by index
         self._copied_rows = 0  # of all requests in it, beyond the head's drafts
         self._has_copied = False  # whether one could in the round before
         self._last_drafts = 0  # the most of any request in the last round
@@ -157,6 +158,7 @@ class CapturedRounds(DeviceRounds):
         sizes = (size for size in (*self.menu, *COPIED) if size >= most)
         found = min(next(sizes, self.sizes.copied), self.sizes.copied)
         self._copied, self._copied_rows = found if copies else 0, rows
+        self._copying = frozenset(copies)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
@@ -176,7 +178,8 @@ class CapturedRounds(DeviceRounds):
         num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
         self._pending = most + 1 if shape.head_rows else self._pending + 1
         tops = [self._top(params) for params in self._params]
-        launched = LaunchedRound(tops, drafts=limits, num_unread=num_unread)
+        may = [max(n, copied) if at in self._copying else n for at, n in enumerate(limits)]
+        launched = LaunchedRound(tops, drafts=may, num_unread=num_unread)
         if rows or needs.has_masks:
             self._launch_parts(launched, shape, rows)
             return launched
@@ -199,8 +202,9 @@ class CapturedRounds(DeviceRounds):
         """Drafts, which the host gets at once if it makes masks, the trunk's pass, the choice."""
         self.graphs.run_part(shape.drafts)
         if shape.needs.has_masks:
-            drafts = to_host(self.batch.ids[: len(launched.drafts)])
-            self._waiting = WaitingRound(launched, shape, drafts, mark(self.backend.device))
+            count = len(launched.drafts)
+            drafts, made = to_host(self.batch.ids[:count]), to_host(self.batch.drafted[:count])
+            self._waiting = WaitingRound(launched, shape, drafts, made, mark(self.backend.device))
         if rows:
             launched.joined = self._run_packed(shape.trunk, len(launched.drafts), rows)
         else:
@@ -250,8 +254,7 @@ class CapturedRounds(DeviceRounds):
             return None
         if waiting.drafted is not None:
             waiting.drafted.synchronize()
-        limits = waiting.launched.drafts
-        return [row[1 : 1 + most] for row, most in zip(waiting.ids.tolist(), limits, strict=True)]
+        return waiting.drafts()
 
     def mask_room(self, rows: int, words: int) -> np.ndarray:
         return self._copies.room(rows, words)

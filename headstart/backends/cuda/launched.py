@@ -32,7 +32,7 @@ class LaunchedRound:
     """A result on its way to the host: per request a count, and so many tokens."""
 
     tops: list[int | None]  # alternatives that each request asks for, None: no log-probabilities
-    drafts: list[int] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)  # of each request at most
     num_unread: int = 0
     shape: RoundShape | None = None  # of a round whose time counts,
     began: torch.cuda.Event | None = None  # and since when
@@ -94,8 +94,14 @@ class WaitingRound:
 
     launched: LaunchedRound
     shape: RoundShape
-    ids: Tensor  # [B, 1 + K] newest tokens and drafts, on their way to the host
+    ids: Tensor  # [B, 1 + K] newest tokens and drafts,
+    made: Tensor  # [B] and how many of them there are, on their way to the host
     drafted: torch.cuda.Event | None
+
+    def drafts(self) -> list[list[int]]:
+        """Those of each request, when they have arrived."""
+        pairs = zip(self.ids.tolist(), self.made.tolist(), strict=True)
+        return [row[1 : 1 + count] for row, count in pairs]
 
     def cut_short(self, masks: RoundMasks) -> dict[int, int]:
         """Drafts that count of requests, by index, whose masks end before a draft that fits.
@@ -103,10 +109,10 @@ class WaitingRound:
         A grammar that takes long gives the first mask alone. A draft that the last mask forbids
         needs nothing: no choice equals it.
         """
-        found, ids = {}, self.ids.tolist()
+        found, drafts = {}, self.drafts()
         for index, row in masks.ends.items():
             count = masks.depths[row]
-            is_short = count < self.launched.drafts[index]
-            if is_short and has_token(masks.words[row], ids[index][1 + count]):
+            is_short = count < len(drafts[index])
+            if is_short and has_token(masks.words[row], drafts[index][count]):
                 found[index] = count
         return found

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headstart.backends.cuda.decode_batch import most_rows
 from headstart.backends.cuda.graphs import COPIED
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import PLAIN
@@ -42,16 +43,17 @@ def profiled_shapes(rounds: CapturedRounds) -> list[RoundShape]:
 def copying_shapes(rounds: CapturedRounds) -> list[RoundShape]:
     """Rounds in which some requests copy, of which the kernels are compiled at the start.
 
-    Where requests may have different numbers of rows, which these kernels are for.
+    Where requests may have different numbers of rows there are kernels for that alone; else only
+    rows for more drafts than the menu has are new, where there is memory for them.
     """
-    if not (rounds.sizes.copied and rounds.joins_prompts):
-        return []
-    drafts, found = min(1, rounds.sizes.num_drafts) if rounds.graphs.has_head else 0, []
+    sizes, has_head, joins = rounds.sizes, rounds.graphs.has_head, rounds.joins_prompts
+    drafts, head_rows = (min(1, sizes.num_drafts), min(COPIED) + 1) if has_head else (0, 0)
+    found = []
     for size in _timed_sizes(rounds):
-        for total in (count for count in COPIED if count <= rounds.sizes.copied):
-            packed = size * (drafts + 1) + 1 if size > 1 else 0
-            rows = min(COPIED) + 1 if rounds.graphs.has_head else 0
-            found.append(RoundShape(size, drafts, rows, PLAIN, total - drafts, packed))
+        packed = size * (drafts + 1) + 1 if size > 1 and joins else 0
+        for total in (count for count in COPIED if count <= sizes.copied):
+            if joins or sizes.num_drafts < total < most_rows(sizes) // size:
+                found.append(RoundShape(size, drafts, head_rows, PLAIN, total - drafts, packed))
     return found
 
 

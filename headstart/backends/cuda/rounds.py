@@ -200,9 +200,12 @@ def _reject(
     """
     count, settings = shape.count, batch.settings.first(shape.count)
     drafts = batch.ids[:count, 1 : shape.num_drafts + 1]
-    at = batch.drafted[:count], batch.left[:count], batch.lengths[:count]
+    limits, lengths = batch.drafted[:count], batch.lengths[:count]
+    at = limits, batch.made[1, :count], batch.left[:count], lengths
     target = shares_of(adjusted, settings)
     accepted = accept_drafts(target, settings, drafts, batch.draft_shares[:count], *at)
+    if not shape.vocabs:  # all drafts were copied
+        follow(target, target, settings, drafts, accepted, choices.view(count, -1), *at, None)
     depth = accepted.long().clamp(0, shape.num_drafts - 1)
     normed = batch.draft_normed[torch.arange(count, device=depth.device), depth]
     slots = None if batch.own is None else batch.own.first(count)
@@ -213,7 +216,7 @@ def _reject(
             if len(tokens.lm_heads) > 1:  # those whose rejected draft this module made
                 own = batch.only(own, depth.clamp_max(len(tokens.lm_heads) - 1) == module)
             drawn = adjusted_drafts(
-                model, batch, tokens, own, normed, at[2].long() + depth, module=module
+                model, batch, tokens, own, normed, lengths.long() + depth, module=module
             )
             follow(
                 target, shares_of(drawn, own), own, drafts, accepted, choices.view(count, -1),

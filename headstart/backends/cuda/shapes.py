@@ -43,7 +43,8 @@ class ChoiceShape:
     has_logprobs: bool = False
     has_masks: bool = False
     rejects: bool = False
-    vocabs: tuple[int, ...] = ()  # draft vocabularies of the requests, where one rejects
+    # Draft vocabularies of the requests, where one rejects and the head drafts.
+    vocabs: tuple[int, ...] = ()
     packed: int = 0  # rows, where each request has as many as it has drafts; 0: all as many
 
 
@@ -84,10 +85,11 @@ class RoundShape:
     @property
     def choice(self) -> ChoiceShape:
         needs = self.needs
-        rejects = needs.rejects and self.num_drafts > 0
+        rejects = needs.rejects and self.num_rows > 1
         return ChoiceShape(
             self.count, self.num_rows - 1, has_read=self.head_rows > 0,
             is_processed=needs.processes, has_logprobs=needs.has_logprobs,
-            has_masks=needs.has_masks, rejects=rejects, vocabs=needs.vocabs if rejects else (),
+            has_masks=needs.has_masks, rejects=rejects,
+            vocabs=needs.vocabs if rejects and self.num_drafts else (),
             packed=0 if needs.processes or needs.has_logprobs else self.packed,
         )  # fmt: skip

@@ -63,7 +63,7 @@ class LiveCosts:
         """
         self.uniform = uniform
         self.use(table)
-        self._captured_size = captured_size
+        self.captured_size = captured_size
         # A device's own clock can be trusted; that of the host has bad spells.
         self._corrections: DeviceCorrections | HostCorrections = (
             DeviceCorrections() if uniform else HostCorrections()
@@ -85,7 +85,7 @@ class LiveCosts:
 
         A round without drafts includes its share of the head's catching up later.
         """
-        size = self._captured_size(batch)
+        size = self.captured_size(batch)
         seconds = self.verify_seconds(size, size * (num_drafts + 1), context)
         if not num_drafts:
             return seconds + self.table.catch_up_seconds(size) + self._overhead

@@ -12,7 +12,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -21,10 +21,10 @@ from headstart.backends.base import Backend, Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.auto.blank_passes import BlankPasses
-from headstart.engine.auto.costs import Curve, level
+from headstart.engine.auto.costs import Curve, RoundCosts, level
 from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving
 from headstart.engine.core import EngineCore
-from headstart.engine.options import VERIFIED, EngineOptions
+from headstart.engine.options import VERIFIED, EngineOptions, Speculate
 from headstart.models.build import LoadedModel
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
@@ -48,15 +48,25 @@ class ServedCosts(Protocol):
 
 
 @dataclass(frozen=True)
+class CapturedCosts:
+    """What `auto` timed of captured rounds, and how large they are for the requests at once."""
+
+    table: RoundCosts
+    size: int
+
+
+@dataclass(frozen=True)
 class RoundTimes:
     """Seconds of a round of so many requests, by drafts; without any by an engine without a head.
 
-    `verify`: of rounds whose drafts cost nothing, by drafts, where the host drives them.
+    And what copied drafts cost. `verify`: rounds whose drafts cost nothing, by drafts, where the
+    host drives them; `captured`: where the device does.
     """
 
     seconds: tuple[float, ...]
     requests: int = 1
     verify: Curve = ()
+    captured: CapturedCosts | None = None
 
     def round_seconds(self, batch: int, drafts: int) -> float:
         assert batch == self.requests
@@ -112,8 +122,9 @@ def timed_costs(
     head reads what was accepted, so rounds in which drafts are right take longer.
     """
     is_captured = backend.has_rounds and backend.device.type == "cuda"
+    speculate: Speculate = "auto" if is_captured else serving.max_drafts
     options = EngineOptions(
-        speculate="auto" if is_captured else serving.max_drafts,
+        speculate=speculate if backend.head is not None else "context",
         max_running_requests=serving.requests if is_captured else 2 * serving.requests,
         prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
         max_model_len=backend.model.max_len,
@@ -149,15 +160,19 @@ def _device_times(
     for size in sizes:
         own = {} if size is None else {_VOCAB.format(size): vocabs[_VOCAB.format(size)]}
         policy = EngineCore.create(backend, options, own).policy
-        assert policy is not None
+        assert policy is not None and policy.uniform_costs is not None
         seconds = [
             policy.round_seconds(serving.requests, drafts)
             for drafts in range(serving.max_drafts + 1)
         ]
         known = tuple(number for number in seconds if number is not None)
         assert len(known) == len(seconds), "`auto` times every number of drafts"
-        found[size] = RoundTimes(known, serving.requests)
-        del policy
+        costs = policy.uniform_costs
+        captured = CapturedCosts(
+            replace(costs.table, context=()), costs.captured_size(serving.requests)
+        )
+        found[size] = RoundTimes(known, serving.requests, captured=captured)
+        del policy, costs
         gc.collect()
         torch.cuda.empty_cache()
     return found

@@ -176,7 +176,8 @@ CHOOSING = {**dict.fromkeys(("values", "peaks", "numbers", "bias", "raw", "raw_p
             "tokens": "*i64", "emitted": "*i64"}  # fmt: skip
 CUT_ROW = {"TILE": 1024, "TILES": 256}
 SHARES = {**CHOOSING, **dict.fromkeys(("cuts", "d_values", "d_cuts", "shares"), "*fp32"),
-          **dict.fromkeys(("last", "d_last", "limits", "left", "lengths", "accepted"), "*i32"),
+          **dict.fromkeys(("last", "d_last", "limits", "of_head", "left", "lengths", "accepted"),
+                          "*i32"),
           **dict.fromkeys(("d_weights", "columns_of", "choices"), "*i64")}  # fmt: skip
 BATCH = {**dict.fromkeys(("copies", "tokens", "ids", "positions", "sources", "places", "drafted"),
                          "*i64"),

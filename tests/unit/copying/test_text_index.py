@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.text_copies import scanned, scanned_copy, texts, texts_with_answers
 
@@ -18,6 +18,7 @@ from headstart.copying.drafts import MAX_COPIED, copy_after
 from headstart.copying.index import Match, TextIndex, continued
 
 
+@settings(deadline=None)  # other processes may take the core
 @given(texts())
 def test_every_match_is_the_longest_one_at_its_latest_place(tokens: list[int]) -> None:
     index = TextIndex()

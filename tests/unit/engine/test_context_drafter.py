@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.text_copies import scanned_copy, texts_with_answers
 
 from headstart.engine import copies
-from headstart.engine.copies import INDEXED_AT_ONCE, ContextDrafter
+from headstart.engine.copies import _NEW, INDEXED_AT_ONCE, ContextDrafter
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
@@ -20,22 +20,67 @@ def request(tokens: list[int], max_tokens: int = 100, *, name: str = "a", **fiel
     return Request(name, tokens, SamplingParams(**fields), 0, max_tokens, frozenset(), 0)
 
 
-def test_a_long_text_is_indexed_a_part_at_a_time_and_copied_from_when_all_of_it_is() -> None:
-    """Regression: a prefix hit had its whole prompt indexed within one step."""
+LONG = 100_000
+SPAN = range(70, 90)  # of such a prompt, whose first tokens it ends with
+
+
+def long_request(name: str = "a") -> Request:
+    """No other three tokens of it come twice."""
+    return request([*range(LONG - 8), *SPAN[:8]], name=name)
+
+
+def test_the_beginning_of_a_long_prompt_is_copied_from_as_soon_as_the_prompt_was_read() -> None:
+    """Regression: only the last 32,768 tokens were indexed, and those later than they were read."""
+    own, one = ContextDrafter(EngineOptions(speculate="auto")), long_request()
+    for done in range(0, LONG, 8192):
+        own.read(one, min(8192, LONG - done))
+    found = own.find(one, 12)
+    assert found is not None and (found.tokens, found.length) == ([*SPAN[8:]], 8)
+
+
+def test_after_a_prefix_hit_so_many_tokens_are_indexed_in_a_step_and_all_are_copied_from() -> None:
+    own, one = ContextDrafter(EngineOptions(speculate="auto")), long_request()
+    own.read(one, 10)  # behind a hit on all other tokens
+    steps = -(-(LONG - 10) // INDEXED_AT_ONCE)
+    found = [own.find(one, 12) for _ in range(steps)]
+    assert steps == 25 and found[:-1] == [None] * (steps - 1)
+    assert found[-1] is not None and found[-1].tokens == [*SPAN[8:]]
+
+
+def test_a_step_indexes_no_more_of_many_texts_than_of_one() -> None:
+    """Regression: each text had its own share of a step."""
     own = ContextDrafter(EngineOptions(speculate="auto"))
-    one = request([*range(2 * INDEXED_AT_ONCE + 100), 7, 8, 9, 10])
-    own.read(one, len(one.tokens))
-    assert own._texts["a"].end == INDEXED_AT_ONCE
-    assert own.find(one, 4) is None and own._texts["a"].end == 2 * INDEXED_AT_ONCE
-    found = own.find(one, 4)
-    assert found is not None and found.tokens == [11, 12, 13, 14]
+    first, second = (request([*range(INDEXED_AT_ONCE + 50), 7, 8, 9], name=n) for n in "ab")
+    short = request([1, 2, 3] * 4, name="c")
+    found = own.find_all([first, second, short], lambda _: 2)
+    assert list(found) == [short], "what a round gives is indexed in any case"
+    assert [own._texts[name].end for name in "ab"] == [INDEXED_AT_ONCE, _NEW]
+    found = own.find_all([first, second, short], lambda _: 2)
+    assert set(found) == {first, short} and found[first].tokens == [10, 11]
+    assert own._texts["b"].end == _NEW + INDEXED_AT_ONCE - 53
+
+
+def test_indices_of_all_texts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copies, "ALL_INDEXED", 100)
+    monkeypatch.setattr(copies, "LEAST_INDEXED", 10)
+    own = ContextDrafter(EngineOptions(speculate="auto"))
+    texts = [request([*range(size)], name=name) for size, name in zip((70, 50, 40, 5), "abcd",
+                                                                      strict=True)]  # fmt: skip
+    for one in texts:
+        own.read(one, len(one.tokens))
+    assert [own._texts[one.id].begin for one in texts] == [0, 20, 30, 0]
+    assert [len(own._texts[one.id].index) for one in texts] == [70, 30, 10, 5]
+    own.forget(texts[0])
+    again = request([*range(60)], name="e")
+    own.read(again, 1)
+    assert own._texts["e"].begin == 5, "there is room for 55 again"
 
 
 def test_the_last_tokens_of_a_very_long_prompt_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copies, "MOST_INDEXED", 20)
     own = ContextDrafter(EngineOptions(speculate="auto"))
     early, late = (request([*range(50), *end]) for end in ([5, 6, 7, 8], [40, 41, 42, 43]))
-    for count in (10, 40):  # as chunks of the prompt are read
+    for count in (10, 44):  # as chunks of the prompt are read
         own.read(early, count)
     assert own._texts["a"].begin == 34 and own.find(early, 2) is None
     own.forget(early)

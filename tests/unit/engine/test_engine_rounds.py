@@ -185,9 +185,7 @@ def test_copies_go_to_the_device_by_index_and_it_says_what_it_made_of_them() -> 
     host, one, other = Host(), request("a"), request("b")
     host.device.sizes = replace(host.device.sizes, copied=8)
     host.enter(one, other)
-    assert host.rounds.copies(other) and not host.rounds.copies(
-        request("c", acceptance="rejection")
-    )
+    assert host.rounds.takes(request("c", acceptance="rejection", draft_from="context"))
     copy = GivenCopy(4, [1, 2, 3])
     host.rounds.advance({}, (), GivenCopies({other: copy}, 8, 5))
     assert ("give", {1: copy}, 8, 5) in host.device.calls

@@ -197,3 +197,34 @@ def test_rounds_without_a_head_have_no_menu_of_drafts() -> None:
     auto = options(speculate="auto")
     assert round_sizes(bare, auto).menu == () and round_sizes(bare, auto).max_drafts == 0
     assert round_sizes(with_head, auto).menu[-1] == auto.max_drafts
+
+
+RUNNING = {"with head": object(), "without": None}
+
+
+@pytest.mark.parametrize("recurrent", [None, object()], ids=["attention", "recurrent"])
+@pytest.mark.parametrize(("speculate", "head"), [("auto", "with head"), ("context", "without")])
+def test_rounds_copy_as_many_tokens_as_the_engine_may_whatever_the_model(
+    speculate: Any, head: str, recurrent: object
+) -> None:
+    """Regression: models without a head, and those with recurrent layers, copied 8."""
+    asked = options(speculate=speculate)
+    config = SimpleNamespace(recurrent=recurrent)
+    sizes = round_sizes(cast(Backend, SimpleNamespace(head=RUNNING[head], config=config)), asked)
+    assert sizes.copied == sizes.max_drafts == asked.max_copied == 16
+    assert sizes.num_drafts == 8, "what memory for logits is planned by"
+
+
+def test_recurrent_layers_of_rounds_are_made_for_a_fixed_number_of_drafts() -> None:
+    own = cast(Backend, SimpleNamespace(head=object(), config=SimpleNamespace(recurrent=object())))
+    assert round_sizes(own, options(speculate=3)).max_drafts == 3
+
+
+def test_states_to_go_back_to_are_planned_for_copies_without_a_head() -> None:
+    """Regression: a model without a head had none, whatever it copied."""
+    bare = replace(RECURRENT, has_head=False, has_rounds=False, round_bytes=0)
+    found = [
+        plan_memory(bare, options(kv_bytes=GIB, speculate=own)).cache.num_states
+        for own in (0, "context")
+    ]
+    assert found == [8, 8 + 3 * 4]

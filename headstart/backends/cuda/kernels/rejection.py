@@ -2,7 +2,7 @@
 
 A draft is accepted where a random number times its share of the draft's distribution is below its
 share of the target's. What follows a rejection is drawn from what the target has more than the
-draft.
+draft. Drafts behind those of the head are copied: they could be nothing else, so their share is 1.
 
 B requests, K drafts, R = K + 1 rows of the target, N columns, T tiles.
 """
@@ -56,18 +56,18 @@ def shares_of(adjusted: Adjusted, settings: Settings) -> Shares:
 
 def accept_drafts(
     target: Shares, settings: Settings, drafts: Tensor, shares: Tensor, limits: Tensor,
-    left: Tensor, lengths: Tensor,
+    of_head: Tensor, left: Tensor, lengths: Tensor,
 ) -> Tensor:  # fmt: skip
     """[B] int32 how many drafts [B, K] are accepted; shares [B, K] fp32 of the drafts' own.
 
-    Of requests that do not reject: their `limits`.
+    Of requests that do not reject: their `limits`. The first `of_head` [B] drafts are the head's.
     """
     count = settings.count
     accepted = torch.empty(count, dtype=torch.int32, device=drafts.device)
     _accept_drafts[(count,)](
-        *_parts(target), settings.counts, settings.seeds, drafts, shares, limits, left, lengths,
-        accepted, target.values.shape[1], target.values.shape[0] // count, drafts.stride(0),
-        shares.stride(0), num_warps=1,
+        *_parts(target), settings.counts, settings.seeds, drafts, shares, limits, of_head, left,
+        lengths, accepted, target.values.shape[1], target.values.shape[0] // count,
+        drafts.stride(0), shares.stride(0), num_warps=1,
     )  # fmt: skip
     return accepted
 
@@ -83,7 +83,8 @@ def share_of_drafts(own: Shares, settings: Settings, columns: Tensor) -> Tensor:
 
 def follow(
     target: Shares, draft: Shares, settings: Settings, drafts: Tensor, accepted: Tensor,
-    choices: Tensor, limits: Tensor, left: Tensor, lengths: Tensor, columns_of: Tensor | None,
+    choices: Tensor, limits: Tensor, of_head: Tensor, left: Tensor, lengths: Tensor,
+    columns_of: Tensor | None,
 ) -> None:  # fmt: skip
     """Put what requests that reject emit into choices [B, R]: accepted drafts, and what follows.
 
@@ -96,8 +97,9 @@ def follow(
     where = torch.empty(2, count, tiles, dtype=torch.int32, device=choices.device)
     at = settings.counts, settings.seeds, limits, left, lengths, accepted
     _residual[(tiles, count)](
-        *_parts(target), *_parts(draft), *at, accepted if columns_of is None else columns_of, best,
-        where, vocab, draft.values.shape[1], each, tiles, id_stride(columns_of),
+        *_parts(target), *_parts(draft), *at, of_head, drafts,
+        accepted if columns_of is None else columns_of, best, where, vocab, draft.values.shape[1],
+        each, tiles, drafts.stride(0), id_stride(columns_of),
         HAS_IDS=columns_of is not None, TILE=TILE, num_warps=4,
     )  # fmt: skip
     _follow[(count,)](
@@ -150,10 +152,11 @@ def _share_of_drafts(values, weights, cuts, last, counts, columns_of, result, co
 
 
 @jit(do_not_specialize=["each", "draft_stride", "share_stride"])
-def _accept_drafts(values, weights, cuts, last, counts, seeds, drafts, shares, limits, left,
-                   lengths, accepted, columns, each, draft_stride, share_stride):  # fmt: skip
+def _accept_drafts(values, weights, cuts, last, counts, seeds, drafts, shares, limits, of_head,
+                   left, lengths, accepted, columns, each, draft_stride, share_stride):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     limit = tl.load(limits + request)
+    own = tl.load(of_head + request)
     number = limit
     if tl.load(counts + request) & _REJECTS:
         most = tl.maximum(tl.minimum(limit, tl.load(left + request) - 1), 0)
@@ -166,15 +169,17 @@ def _accept_drafts(values, weights, cuts, last, counts, seeds, drafts, shares, l
             position = tl.load(lengths + request).to(tl.int64) + number
             first, second = row_keys(tl.load(seeds + request), position, _ACCEPTANCE)
             test = uniform_of(noise_bits(token.to(tl.int32), first, second))
-            is_open = test * tl.load(shares + request * share_stride + number) < share
+            drawn = tl.load(shares + request * share_stride + number)
+            is_open = test * tl.where(number < own, drawn, 1.0) < share
             number += is_open.to(tl.int32)
     tl.store(accepted + request, number)
 
 
-@jit(do_not_specialize=["each", "id_stride"])
+@jit(do_not_specialize=["each", "draft_stride", "id_stride"])
 def _residual(values, weights, cuts, last, d_values, d_weights, d_cuts, d_last, counts, seeds,
-              limits, left, lengths, accepted, columns_of, best, where, columns, d_columns, each,
-              tiles, id_stride, HAS_IDS: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+              limits, left, lengths, accepted, of_head, drafts, columns_of, best, where, columns,
+              d_columns, each, tiles, draft_stride, id_stride, HAS_IDS: tl.constexpr,
+              TILE: tl.constexpr):  # fmt: skip
     """Per tile the best token of what the target has more than the draft, and of the target."""
     tile, request = tl.program_id(0), tl.program_id(1).to(tl.int64)
     number = tl.load(accepted + request)
@@ -192,6 +197,9 @@ def _residual(values, weights, cuts, last, d_values, d_weights, d_cuts, d_last, 
             is_column & (own >= 0), d_columns,
         )  # fmt: skip
         drafted = tl.where(own >= 0, drafted, 0.0)
+        token = tl.load(drafts + request * draft_stride + number)
+        is_copied = number >= tl.load(of_head + request)
+        drafted = tl.where(is_copied, (column == token).to(tl.float32), drafted)
         position = tl.load(lengths + request).to(tl.int64) + number
         first, second = row_keys(tl.load(seeds + request), position, _RESIDUAL)
         drawn = gumbel_of(noise_bits(column, first, second))

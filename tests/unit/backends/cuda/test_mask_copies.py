@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound
 from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.shapes import RoundShape
@@ -46,5 +47,29 @@ def test_a_draft_that_fits_counts_only_where_a_mask_follows() -> None:
     assert masks.words[1].tolist() == [3, 4] and masks.num_fitting(2) == 2
     for draft, short in ((1, {0: 0}), (2, {}), (34, {0: 0}), (64, {})):
         ids = torch.tensor([[5, draft, 9], [5, 6, 7], [5, 6, 7]])
-        waiting = WaitingRound(launched, RoundShape.usual(3, 2), ids, None)
+        waiting = WaitingRound(
+            launched, RoundShape.usual(3, 2), ids, torch.full_like(ids[:, 0], 2), None
+        )
         assert waiting.cut_short(masks) == short
+
+
+def test_drafts_are_as_many_as_the_device_made_where_it_decides() -> None:
+    """A request that copies has as many as go on, which the host did not know."""
+    ids = torch.tensor([[5, 34, 9, 9], [5, 6, 7, 8], [5, 6, 7, 8]])
+    waiting = WaitingRound(
+        LaunchedRound([None] * 3, drafts=[3, 3, 3]), RoundShape.usual(3, 3), ids,
+        torch.tensor([0, 1, 3]), None,
+    )  # fmt: skip
+    assert waiting.drafts() == [[], [6], [6, 7, 8]]
+    masks = masks_in(MaskCopies(torch.zeros(12, WORDS, dtype=torch.int32)), 2)
+    assert waiting.cut_short(masks) == {}, "what fits the last mask of request 0 is no draft"
+
+
+def test_a_grammar_cuts_drafts_that_a_pass_has_rows_for_and_brings_none_back() -> None:
+    batch = DecodeBatch(
+        3, max_drafts=4, window=5, max_blocks=1, hidden=1, vocab=8, dtype=torch.float32,
+        device=torch.device("cpu"), copied=4,
+    )  # fmt: skip
+    batch.made[0] = torch.tensor([4, 2, 3])  # where request 1 wanted 4, too
+    batch.cut_drafts({0: 3, 1: 3})
+    assert batch.drafted.tolist() == [3, 2, 3]

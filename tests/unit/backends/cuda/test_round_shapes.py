@@ -127,3 +127,14 @@ def test_after_copies_the_head_reads_what_they_gave() -> None:
     assert read == [4, 9, 16, 17]
     assert not own.is_usual(own.pick(3, 3, 9, PLAIN, 0, after_copies=True), 3)
     assert own.is_usual(own.pick(3, 3, 4), 3)
+
+
+@pytest.mark.parametrize(("drafts", "vocabs"), [(0, ()), (2, (0, 3))])
+def test_copied_drafts_are_rejected_by_the_rule_that_was_asked_for(
+    drafts: int, vocabs: tuple[int, ...]
+) -> None:
+    """What the head drafted from is computed again only where it drafted."""
+    needs = SamplingNeeds(processes=True, rejects=True, vocabs=(0, 3))
+    copying = RoundShape(4, drafts, drafts + 1, needs, num_copied=8)
+    assert copying.choice.rejects and copying.choice.vocabs == vocabs
+    assert not RoundShape(4, 0, 0, needs).choice.rejects

@@ -42,7 +42,7 @@ def some_params(draw: random.Random) -> SamplingParams:
 class Round:
     """Drafts of some requests, and what the target says to them."""
 
-    def __init__(self, seed: int, ids: Tensor | None):
+    def __init__(self, seed: int, ids: Tensor | None, *, copies: bool):
         draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
         self.ids = ids
         self.params = [some_params(draw) for _ in range(REQUESTS)]
@@ -50,6 +50,8 @@ class Round:
         self.seeds = [draw.getrandbits(60) for _ in range(REQUESTS)]
         self.lengths = [draw.randrange(5, 50) for _ in range(REQUESTS)]
         self.limits = [draw.randrange(DRAFTS + 1) for _ in range(REQUESTS)]
+        # Drafts behind those of the head are copied.
+        self.of_head = [draw.randint(0, limit) if copies else limit for limit in self.limits]
         width = VOCAB if ids is None else len(ids)
         target = 2 * torch.randn(REQUESTS, DRAFTS + 1, VOCAB, generator=generator)
         near = target[:, :DRAFTS] if ids is None else target[:, :DRAFTS][..., ids.cpu()]
@@ -61,17 +63,21 @@ class Round:
 
 
 @pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])
+@pytest.mark.parametrize("copies", [False, True], ids=["of the head", "copied behind it"])
 @pytest.mark.parametrize("seed", unless_long([1], [1, 2, 3]))
-def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, seed: int) -> None:
+def test_drafts_are_accepted_and_followed_as_by_the_sampler(
+    is_reduced: bool, seed: int, copies: bool
+) -> None:
     ids = torch.arange(0, VOCAB, 2, device=DEVICE) if is_reduced else None
     columns_of = None
     if ids is not None:
         columns_of = torch.full((VOCAB,), -1, dtype=torch.int32, device=DEVICE)
         columns_of[ids] = torch.arange(len(ids), dtype=torch.int32, device=DEVICE)
-    own = Round(seed, ids)
+    own = Round(seed, ids, copies=copies)
     settings = settings_of([own.row(i, 0) for i in range(REQUESTS)], VOCAB, own.target.device)
-    lengths, limits = (
-        torch.tensor(n, dtype=torch.int32, device=DEVICE) for n in (own.lengths, own.limits)
+    lengths, limits, of_head = (
+        torch.tensor(n, dtype=torch.int32, device=DEVICE)
+        for n in (own.lengths, own.limits, own.of_head)
     )
     left = torch.full_like(limits, 100)
     drafts = torch.zeros(REQUESTS, DRAFTS, dtype=torch.int64, device=DEVICE)
@@ -89,13 +95,17 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
         shares[:, depth] = rejection.share_of_drafts(drawn, settings, columns)
         host = None if ids is None else ids.cpu()
         probs[:, depth] = draft_probs(own.draft[:, depth].cpu(), rows, host, VOCAB)
+    for i, count in enumerate(own.of_head):  # those could be nothing else
+        probs[i, count:] = torch.nn.functional.one_hot(drafts[i, count:].cpu(), VOCAB).float()
+        shares[i, count:] = 1e-3  # left by a round before
     flat = own.target.flatten(0, 1)
     positions = (lengths[:, None] + torch.arange(DRAFTS + 1, device=DEVICE)).flatten().long()
     adjusted = adjusting.adjust(flat[None], settings, positions, drafts=drafts)
     choices = sampling.draw(adjusted, settings).view(REQUESTS, -1)
     before = choices.clone()
     target = rejection.shares_of(adjusted, settings)
-    accepted = rejection.accept_drafts(target, settings, drafts, shares, limits, left, lengths)
+    at = limits, of_head, left, lengths
+    accepted = rejection.accept_drafts(target, settings, drafts, shares, *at)
     rejected = own.draft[
         torch.arange(REQUESTS, device=DEVICE), accepted.long().clamp_max(DRAFTS - 1)
     ]
@@ -103,8 +113,8 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
         rejected[None].contiguous(), settings, lengths.long(), token_ids=ids, penalises=False
     )
     rejection.follow(
-        target, rejection.shares_of(again, settings), settings, drafts, accepted, choices, limits,
-        left, lengths, columns_of,
+        target, rejection.shares_of(again, settings), settings, drafts, accepted, choices, *at,
+        columns_of,
     )  # fmt: skip
     assert accepted[0] == limits[0] and choices[0].tolist() == before[0].tolist()
     kinds = set()
@@ -145,6 +155,6 @@ def test_nothing_is_accepted_where_nothing_is_allowed(temperature: float) -> Non
         target = rejection.shares_of(adjusted, settings)
         shares = torch.ones(1, 1, device=DEVICE)
         accepted = rejection.accept_drafts(
-            target, settings, drafts, shares, one, torch.full_like(one, 9), lengths
+            target, settings, drafts, shares, one, one, torch.full_like(one, 9), lengths
         )
         assert accepted.tolist() == [0] and choices[0, 0] == -1
