@@ -33,10 +33,8 @@ from headstart.backends.rounds import (
     SizeTimes,
 )
 from headstart.backends.rows import (
-    HeadBatch,
     HeadRows,
     StateRows,
-    TrunkBatch,
     TrunkOutput,
     TrunkRows,
     blank_tokens,
@@ -149,11 +147,9 @@ class Backend(Chooser, SwapsHead, ABC):
 
     # Forward passes
 
+    @abstractmethod
     def trunk_pass(self, requests: Sequence[TrunkRows]) -> TrunkOutput:
         """Run all rows; per request the states that feed its head, and all wanted logits."""
-        batch = TrunkBatch.of(requests, self.sizes.block_size, self.to_device)
-        stream, normed, logits = self._run_trunk(batch)
-        return batch.by_request(stream if self.feeds_stream else normed), logits
 
     def score(self, states: Tensor, tokens: Sequence[int], top: int) -> RowScores:
         """Log-probabilities of the tokens behind rows of a trunk pass, and of the `top` best.
@@ -179,27 +175,12 @@ class Backend(Chooser, SwapsHead, ABC):
         return 0 if self.head is None else self.config.state_size(self.head.layout)
 
     @abstractmethod
-    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """States before and after the final norm, of all rows or of `batch.wanted`; logits."""
-
     def head_pass(self, module: int, requests: Sequence[HeadRows]) -> HeadOutput:
         """Run one module of the head over all rows."""
-        batch = HeadBatch.of(module, requests, self.sizes.block_size, self.to_device)
-        normed, recycled = self._run_head(module, batch)
-        return HeadOutput(normed, recycled, [span.stop - 1 for span in batch.spans])
-
-    @abstractmethod
-    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-        """States for the LM head, and those that feed the next depth."""
 
     def fill_head(self, module: int, requests: Sequence[HeadRows]) -> None:
         """The same where only the module's K/V is wanted, not what it would say."""
-        self._fill_head(
-            module, HeadBatch.of(module, requests, self.sizes.block_size, self.to_device)
-        )
-
-    def _fill_head(self, module: int, batch: HeadBatch) -> None:
-        self._run_head(module, batch)
+        self.head_pass(module, requests)
 
     def to_device(self, values: Sequence[int]) -> Tensor:
         return on_device(values, self.device)

@@ -37,9 +37,8 @@ ENGINE = {
     "engine/auto/exploration.py", "engine/auto/copies.py", "engine/auto/copied_rounds.py",
     "engine/verifier.py", "engine/output.py", "engine/groups.py", "engine/stats.py",
     "engine/head_progress.py", "sampling/params.py",
-    "backends/base.py", "backends/rows.py", "backends/numba/backend.py",
-    "backends/numba/forward.py", "backends/numba/held.py", "backends/numba/layers.py",
-    "backends/numba/thread_pool.py",
+    "backends/base.py", "backends/numba/backend.py", "backends/numba/row_layouts.py",
+    "backends/numba/forward.py", "backends/numba/layers.py", "backends/numba/thread_pool.py",
 }  # fmt: skip
 
 
@@ -65,14 +64,15 @@ def test_a_chat_request_runs_the_files_of_the_architecture_page(
     files = chat_files(plain_chat, is_stream=is_stream, **SETTINGS)
     assert of("server", files) == SERVER
     assert set(files) == SERVER | ENGINE
-    assert len(files) <= 43
+    assert len(files) <= 42
 
 
 def test_generate_runs_few_files(plain_chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     files = generate_files(plain_chat, **SETTINGS)
     assert "16 tokens" in capsys.readouterr().err
     own = {"cli/main.py", "cli/generate.py", "sampling/acceptance.py"}  # it says how much fitted
-    assert set(files) == ENGINE | own
+    first = {"backends/numba/held.py"}  # the LM head of the first drafts
+    assert set(files) == ENGINE | own | first
     assert len(files) <= 31
 
 

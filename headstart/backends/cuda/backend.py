@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headstart.backends.base import Backend, BackendOptions
+from headstart.backends.base import BackendOptions
 from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_prompt_recur
@@ -34,6 +34,7 @@ from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.cuda.sparse_prompts import index_bytes
 from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.draft_lm_heads import LmHead
+from headstart.backends.flat import FlatBackend
 from headstart.backends.results import CacheSizes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
@@ -54,7 +55,7 @@ from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row
 
 
-class CudaBackend(Backend):
+class CudaBackend(FlatBackend):
     """A model by fused kernels on a GPU, prompts by passes and decoding in captured rounds."""
 
     name = "cuda"

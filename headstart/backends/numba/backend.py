@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from threading import Timer
 from weakref import WeakKeyDictionary
 
@@ -21,28 +22,24 @@ from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_note
 from headstart.backends.numba.forward import (
-    Chain,
     DraftTokens,
     HeadKernels,
     TrunkKernels,
-    layout_of,
-    slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
 from headstart.backends.numba.linear import Packed
 from headstart.backends.numba.own_rows import OwnOfBatch, OwnRows
 from headstart.backends.numba.packing import pack_rest
+from headstart.backends.numba.row_layouts import TextRows, joined, layout_of
 from headstart.backends.numba.vectors import LANES
 from headstart.backends.numba.weight_formats import FORMS
-from headstart.backends.results import CacheSizes, DraftChain
-from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
+from headstart.backends.results import CacheSizes, DraftChain, HeadOutput
+from headstart.backends.rows import HeadRows, StateRows, TrunkOutput, TrunkRows
 from headstart.backends.torch.threads import use_all_cores
 from headstart.backends.weights import beside_layers, convert_trunk, convert_weights
-from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.mtp import MTPHead, MTPModule
-from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row, SamplingParams
 from headstart.vocab.own_tokens import OwnTokens
 
@@ -134,50 +131,63 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def _run_once(self) -> None:
         """Compile, or load what was compiled, before the first request waits for it."""
-        blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
-        states = [StateSpan(0, 1, None, ((1, 0),))] if self.config.num_recurrent else []
-        layout, ids = layout_of(blank, [0], states), [0]
+        blank = TextRows(1, np.zeros(1, np.int64))  # K/V memory is scratch before it
+        states = [StateRows(None, ((1, 0),))] if self.config.num_recurrent else []
+        ids, layout = [0], layout_of([blank], states)
         assert self._trunk is not None
-        _, normed, _ = self._trunk.run(ids, layout, [0])
+        _, hidden, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
-            module.run(ids, normed, layout)
+            module.run(ids, hidden, layout)
         argmax_rows(np.zeros((1, 1), np.float32))
         self.warm_up()
         if self.drafts_chains:
-            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
+            rows = [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
-                ids, normed, [Chain(1, 0, slot, slot, 1)], self._draft_tokens(None),
-                None, self._draft_settings(rows), 0,
-            )  # fmt: skip
+                ids, hidden, [blank], self._draft_tokens(None), None, self._draft_settings(rows), 0
+            )
 
-    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def trunk_pass(self, requests: Sequence[TrunkRows]) -> TrunkOutput:
         assert self._trunk is not None
-        layout = layout_of(batch.spans, batch.positions, batch.state_spans)
-        return self._trunk.run(batch.ids, layout, batch.logits)
+        texts = [TextRows.of(rows, self.sizes.block_size) for rows in requests]
+        ids: list[int] = []
+        wanted: list[int] = []
+        parts: list[slice] = []
+        for rows in requests:
+            begin = len(ids)
+            ids += rows.tokens
+            wanted += range(len(ids) - rows.num_logits, len(ids))
+            parts.append(slice(begin, len(ids)))
+        layout = layout_of(texts, [rows.states for rows in requests])
+        stream, normed, logits = self._trunk.run(ids, layout, wanted)
+        states = stream if self.feeds_stream else normed
+        return [torch.from_numpy(states[part]) for part in parts], torch.from_numpy(logits)
 
-    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-        layout = layout_of(batch.spans, batch.positions.tolist())
-        return self._modules[module].run(batch.ids.tolist(), batch.hidden, layout)
+    def head_pass(self, module: int, requests: Sequence[HeadRows]) -> HeadOutput:
+        """Module j has no entry in slots 0 to j."""
+        size = self.sizes.block_size
+        texts = [TextRows.of(rows, size, first=module + 1) for rows in requests]
+        ids = [token for rows in requests for token in rows.tokens]
+        normed, recycled = self._modules[module].run(ids, _hidden(requests), layout_of(texts))
+        last = [end - 1 for end in accumulate(text.count for text in texts)]
+        return HeadOutput(torch.from_numpy(normed), torch.from_numpy(recycled), last)
+
+    def save_boundaries(self, blocks: list[int], module: int, states: Tensor) -> None:
+        self._boundary.numpy()[blocks, module] = states.numpy()
 
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
         vocab: str | None, own: Sequence[OwnTokens | None] = (),
     ) -> list[DraftChain]:  # fmt: skip
-        ids: list[int] = []
-        chains: list[Chain] = []
-        for request, depths in zip(requests, counts, strict=True):
-            count = len(request.tokens)
-            span = span_of(
-                request.blocks, len(ids), request.start, count + depths - 1, 1,
-                block_size=self.sizes.block_size, to_device=self.to_device,
-            )  # fmt: skip
-            slots, seen = slot_numbers(span.new), slot_numbers(span.context)
-            chains.append(Chain(count, request.start - 1, slots, seen, depths))
-            ids += request.tokens
+        size = self.sizes.block_size
+        texts = [
+            TextRows.of(request, size, first=1, later=depths - 1)
+            for request, depths in zip(requests, counts, strict=True)
+        ]
+        ids = [token for request in requests for token in request.tokens]
         extra = [None if each is None else self._own_rows(each, vocab) for each in own]
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs, states = self._modules[0].draft(
-            ids, hidden_of(requests), chains, self._draft_tokens(vocab),
+            ids, _hidden(requests), texts, self._draft_tokens(vocab),
             OwnOfBatch.of(extra, counts[0]) if any(extra) else None,
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
@@ -238,3 +248,8 @@ class NumbaBackend(CompiledChooser, Backend):
         self._tokens.pop(name, None)
         if self.drafts_chains:
             self._draft_tokens(name)  # packed now, not when the first request waits for it
+
+
+def _hidden(requests: Sequence[HeadRows]) -> np.ndarray:
+    """What the rows of some requests are fused with."""
+    return joined([rows.states.numpy() for rows in requests])

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import nn
 
 from headstart.backends.numba import layers as kernels
@@ -20,13 +20,12 @@ from headstart.backends.numba.calls import OUTPUTS
 from headstart.backends.numba.held import HeldStep, Memory, matrix_rows, num_weights, steps_of
 from headstart.backends.numba.own_rows import OwnOfBatch
 from headstart.backends.numba.packing import lay_together
-from headstart.backends.numba.passes import ROWS_PER_ITEM, SPAN, RowLayout
+from headstart.backends.numba.passes import RowLayout
+from headstart.backends.numba.row_layouts import TextRows, later_layout, layout_of
 from headstart.backends.numba.thread_pool import POOL, new_counters
-from headstart.models.attention import Span
 from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
-from headstart.models.recurrence import StateSpan
 from headstart.models.trunk import Trunk
 
 Kind = TypeVar("Kind")
@@ -64,57 +63,6 @@ class Block:
         return self._known[rows]
 
 
-def layout_of(
-    spans: Sequence[Span], positions: Sequence[int], states: Sequence[StateSpan] = ()
-) -> RowLayout:
-    """Where the rows of some requests go, and what each of them sees or goes on from."""
-    return row_layout(
-        [(slot_numbers(span.new), slot_numbers(span.context)) for span in spans], positions, states
-    )
-
-
-def row_layout(
-    requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int],
-    states: Sequence[StateSpan] = (),
-) -> RowLayout:  # fmt: skip
-    """The same from the slots that each request's rows fill and those that its last row sees."""
-    begins: list[int] = []
-    ends: list[int] = []
-    firsts: list[int] = []
-    lasts: list[int] = []
-    begin = row = 0
-    for slots, seen in requests:
-        end, stop = begin + len(seen), row + len(slots)
-        begins += [begin] * len(slots)
-        ends += range(end - len(slots) + 1, end + 1)
-        together = range(row, stop, ROWS_PER_ITEM)
-        firsts += together
-        lasts += [min(first + ROWS_PER_ITEM, stop) for first in together]
-        begin, row = end, stop
-    return RowLayout(
-        np.array(positions), joined([slots for slots, _ in requests]),
-        joined([seen for _, seen in requests]),
-        joined([kernels.runs(seen) for _, seen in requests]),
-        np.array(begins), np.array(ends), np.array(firsts), np.array(lasts), *_states(states),
-    )  # fmt: skip
-
-
-_NO_STATES = np.empty((0, SPAN), np.int64), np.empty((0, 2), np.int64)
-
-
-def _states(states: Sequence[StateSpan]) -> tuple[np.ndarray, np.ndarray]:
-    """Spans and keeps of a layout."""
-    if not states:
-        return _NO_STATES
-    spans: list[tuple[int, ...]] = []
-    keeps: list[tuple[int, int]] = []
-    for own in states:
-        source = -1 if own.source is None else own.source
-        spans.append((own.start, own.stop, source, len(keeps), len(own.keeps)))
-        keeps += own.keeps
-    return np.array(spans, np.int64), np.array(keeps, np.int64).reshape(-1, 2)
-
-
 class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
@@ -138,9 +86,9 @@ class TrunkKernels:
 
     def run(
         self, ids: Sequence[int], layout: RowLayout, wanted: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
-        block, stream = self._block, self._embed[np.array(ids)]
+        block, stream = self._block, self._embed.take(ids, 0)
         logits = np.empty((len(wanted), int(self._lm_head[0, OUTPUTS])), np.float32)
         normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
@@ -148,17 +96,7 @@ class TrunkKernels:
             block.table, self._eps, layout, self._final_norm, self._lm_head,
             np.array(wanted, np.int64), logits, held=self,
         )  # fmt: skip
-        return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
-
-
-def slot_numbers(kv_slots: slice | torch.Tensor) -> np.ndarray:
-    if isinstance(kv_slots, slice):
-        return np.arange(kv_slots.start, kv_slots.stop)
-    return kv_slots.numpy()
-
-
-def joined(parts: list[np.ndarray]) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return stream, normed, logits
 
 
 def _input_norms(module: MTPModule) -> np.ndarray:
@@ -179,29 +117,12 @@ class DraftTokens:
     module: nn.Module  # whose tensors kernels read
     lm_head: np.ndarray
     ids: np.ndarray
+    weights: int  # that a row is multiplied with
 
     @classmethod
     def of(cls, module: nn.Module, ids: np.ndarray) -> DraftTokens:
-        return cls(module, matrix_rows([module]), ids)
-
-
-@dataclass(frozen=True)
-class Chain:
-    """A request's drafts: rows that are read before the first, slots that all of them fill."""
-
-    rows: int
-    first_position: int
-    slots: np.ndarray  # of the rows, then of each draft but the last
-    kv_slots: np.ndarray  # what the last row sees, its own slot included
-    depths: int
-
-    @property
-    def _later(self) -> int:
-        return self.depths - 1
-
-    @property
-    def first_pass(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.slots[: self.rows], self.kv_slots[: len(self.kv_slots) - self._later]
+        lm_head = matrix_rows([module])
+        return cls(module, lm_head, ids, num_weights(lm_head))
 
 
 class HeadKernels:
@@ -225,42 +146,38 @@ class HeadKernels:
         self._head.norms[:] = _input_norms(self._module)
 
     def run(
-        self, ids: Sequence[int], hidden: torch.Tensor, layout: RowLayout
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, ids: Sequence[int], hidden: np.ndarray, layout: RowLayout
+    ) -> tuple[np.ndarray, np.ndarray]:
         """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
         embedded = self._embedded(ids, layout)
         _, normed, recycled = POOL.run(
             len(ids) * self._block.weights, kernels.run_head,
             new_counters(kernels.HEAD_PHASES + self._block.phases(len(ids))), 0, embedded,
-            hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
+            np.ascontiguousarray(hidden), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, held=self,
         )  # fmt: skip
-        return torch.from_numpy(normed), torch.from_numpy(recycled)
+        return normed, recycled
 
     def draft(
-        self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain],
+        self, ids: Sequence[int], hidden: np.ndarray, texts: Sequence[TextRows],
         tokens: DraftTokens, own: OwnOfBatch | None, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-        """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
-        states that would feed each next depth [depths, chains, hidden].
+        """Drafts [depths, texts], what they were drawn from [depths, texts, num_probs], and the
+        states that would feed each next depth [depths, texts, hidden].
 
-        The chains that go deepest come first, as their `own` tokens do; num_probs: all tokens, or
-        0.
+        Texts with most drafts come first, as their `own` tokens do; num_probs: all tokens, or 0.
         """
-        positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
-        layout = row_layout([chain.first_pass for chain in chains], positions)
-        active = [
-            sum(chain.depths > depth for chain in chains) for depth in range(chains[0].depths)
-        ]
+        layout = layout_of(texts)
+        active = [sum(text.later >= depth for text in texts) for depth in range(texts[0].later + 1)]
         embedded = self._embedded(ids, layout)
-        shape = (len(active), len(chains))
+        shape = (len(active), len(texts))
         buffers = kernels.ChainBuffers(
-            np.empty((len(active) - 1, len(chains), embedded.shape[1]), np.float32),
+            np.empty((len(active) - 1, len(texts), embedded.shape[1]), np.float32),
             np.empty((*shape, len(tokens.ids)), np.float32), np.empty(shape, np.int64),
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
         extra = kernels.no_own_columns(*shape[::-1]) if own is None else own.columns
-        work = len(ids) * self._block.weights + sum(active) * num_weights(tokens.lm_head)
+        work = len(ids) * self._block.weights + sum(active) * tokens.weights
         phases = sum(
             kernels.HEAD_PHASES
             + self._block.phases(rows)
@@ -269,32 +186,15 @@ class HeadKernels:
         )
         drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(phases), embedded,
-            hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
-            self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed, tokens.lm_head, tokens.ids, extra, settings,
-            buffers, held=(self, tokens, own),
+            np.ascontiguousarray(hidden), np.empty_like(embedded), self._block.scratch(len(ids)),
+            self._head, layout, np.array([end - 1 for end in accumulate(t.count for t in texts)]),
+            later_layout(texts, layout), np.array(active), self._embed, tokens.lm_head, tokens.ids,
+            extra, settings, buffers, held=(self, tokens, own),
         )  # fmt: skip
         return drafts, buffers.probs, states
 
     def _embedded(self, ids: Sequence[int], layout: RowLayout) -> np.ndarray:
-        embedded: np.ndarray = self._embed[np.array(ids)]
-        if self._hides_first:
+        embedded = self._embed.take(ids, 0)
+        if self._hides_first and not layout.positions.all():
             embedded[layout.positions == 0] = 0
         return embedded
-
-
-def _later(chains: Sequence[Chain]) -> RowLayout:
-    """The rows of the second depth, with the slots of all further ones [depths - 1, chains]."""
-    count = len(chains)
-    slots = np.zeros((chains[0].depths - 1, count), np.int64)
-    for number, chain in enumerate(chains):
-        slots[: chain.depths - 1, number] = chain.slots[chain.rows :]
-    lengths = [len(chain.kv_slots) for chain in chains]
-    begins = np.cumsum([0, *lengths[:-1]])
-    seen = [len(chain.first_pass[1]) + 1 for chain in chains]
-    return RowLayout(
-        np.array([chain.first_position + chain.rows for chain in chains]), slots,
-        joined([chain.kv_slots for chain in chains]),
-        joined([kernels.runs(chain.kv_slots) for chain in chains]),
-        begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1), *_NO_STATES,
-    )  # fmt: skip

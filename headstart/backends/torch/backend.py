@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, BackendOptions
+from headstart.backends.base import BackendOptions
+from headstart.backends.flat import FlatBackend
 from headstart.backends.numba.compiler import why_missing
 from headstart.backends.numba.support import why_not_whole
 from headstart.backends.options import Weights
@@ -41,7 +42,7 @@ from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
 
 
-class TorchBackend(Backend):
+class TorchBackend(FlatBackend):
     name = "torch"
     why_slow = "plain modules run, which the host drives"
 

@@ -24,8 +24,9 @@ from headstart.backends.base import (
     HeadOutput,
     HeadRows,
     HeadStates,
+    TrunkOutput,
+    TrunkRows,
 )
-from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.request import Request
@@ -105,10 +106,7 @@ class NotingBackend(Backend):
     def _allocate(self, sizes: CacheSizes) -> None:
         raise NotImplementedError
 
-    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
-        raise NotImplementedError
-
-    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+    def trunk_pass(self, requests: Sequence[TrunkRows]) -> TrunkOutput:
         raise NotImplementedError
 
 
