@@ -159,7 +159,8 @@ class Drafter:
                         self._progress[request.id].advance(0, len(part.tokens))
                     count = _num_kept(request, chain.tokens)
                     request.drafts = request.drafts + chain.tokens[:count]
-                    last[request] = chain.states[count - 1 : count]
+                    if len(request.drafts) < drafting[request]:
+                        last[request] = chain.states[count - 1 : count]
                     self._add_probs(request, chain.probs)
 
     def _draft_rows(
@@ -178,10 +179,11 @@ class Drafter:
         progress = self._progress[request.id]
         start = progress.done[module]
         tokens = (request.tokens[start:] + request.drafts)[: slot + 1 - start]
-        states = progress.states[module]
         if module > 0 and not self._backend.is_parallel and request in extra:
-            states = torch.cat([states, extra[request]])
-        return HeadRows(tokens, start, request.blocks, states[: len(tokens)])
+            states = torch.cat([progress.states[module], extra[request]])[: len(tokens)]
+        else:
+            states = progress.first(module, len(tokens))
+        return HeadRows(tokens, start, request.blocks, states)
 
     def _final_rows(self, request: Request, module: int) -> HeadRows | None:
         progress = self._progress[request.id]
@@ -190,7 +192,7 @@ class Drafter:
             return None
         start = progress.done[module]
         tokens = request.tokens[start : start + count]
-        return HeadRows(tokens, start, request.blocks, progress.states[module][:count])
+        return HeadRows(tokens, start, request.blocks, progress.first(module, count))
 
     def _run(self, module: int, rows: dict[Request, HeadRows]) -> HeadOutput:
         """One pass; final rows move the progress on, guessed rows do not."""
@@ -255,6 +257,8 @@ class Drafter:
         """State r feeds the slot after first_slot + r."""
         size = self._backend.sizes.block_size
         first = -(first_slot + 1) % size  # the first row that is the last of a block
+        if first >= len(states):
+            return
         block = (first_slot + first) // size
         rows = states[first::size][: max(0, len(request.blocks) - block)]
         if rows.shape[0]:

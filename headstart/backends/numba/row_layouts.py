@@ -68,10 +68,11 @@ def layout_of(texts: Sequence[TextRows], states: Sequence[StateRows | None] = ()
         firsts += together
         lasts += [min(first + ROWS_PER_ITEM, stop) for first in together]
         begin, row = begin + len(text.slots), stop
+    kv_slots = joined([text.slots for text in texts])
     return RowLayout(
         np.array(positions),
         joined([text.slots[text.num_seen - text.count : text.num_seen] for text in texts]),
-        joined([text.slots for text in texts]), joined([runs(text.slots) for text in texts]),
+        kv_slots, runs(kv_slots),
         np.array(begins), np.array(ends), np.array(firsts), np.array(lasts),
         *_states(texts, states),
     )  # fmt: skip
