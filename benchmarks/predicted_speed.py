@@ -3,13 +3,13 @@
     python benchmarks/predicted_speed.py mt_bench.jsonl --out result.json
 
 For every format of weights and number of requests at once: an engine without a head answers the
-questions, which gives the texts; `score`'s own code predicts the speed of K = 1 to 4 and of `auto`
-from those texts and from rounds that it times; then the same questions are answered by that engine
-again, and with each K and with `auto` by one that has the head, in an order that changes from
-category to category and from turn to turn. Steps in which all requests decode count, as many
-requests as are asked for: what is predicted is decoding at that load. Greedy, the draft vocabulary
-that ships. Of a category's turns the middle one counts, so that a disturbance of the machine does
-not; `turns_apart` in the rows says how far they were apart.
+questions, which gives the texts; `score`'s own code, with no other engine in the process, predicts
+the speed of K = 1 to 4 and of `auto` from those texts and from rounds that it times; then the same
+questions are answered by such an engine again, and with each K and with `auto` by one that has the
+head, in an order that changes from category to category and from turn to turn. Steps in which all
+requests decode count, as many requests as are asked for: what is predicted is decoding at that
+load. Greedy, the draft vocabulary that ships. Of a category's turns the middle one counts, so that
+a disturbance of the machine does not; `turns_apart` in the rows says how far they were apart.
 """
 
 from __future__ import annotations
@@ -117,6 +117,22 @@ def record(result: Result, question: Conversation, number: int, params: Sampling
     )  # fmt: skip
 
 
+def answers(
+    folder: Path, options: EngineOptions, groups: dict[str, list[Conversation]], max_tokens: int
+) -> tuple[SamplingParams, list[Record]]:
+    """Without drafts: how all is sampled, and what an engine that is given up again writes."""
+    engine = Engine(folder, options=options)
+    plain = engine.prompts.default_params(
+        temperature=0.0, max_tokens=max_tokens, speculate=0, ignore_eos=True
+    )
+    records: list[Record] = []
+    for questions in groups.values():
+        _, results = ask(engine, questions, plain, options.num_requests)
+        for result, question in zip(results, questions, strict=False):
+            records.append(record(result, question, len(records), plain))
+    return plain, records
+
+
 def compare(
     folder: Path, weights: str, requests: int, groups: dict[str, list[Conversation]],
     arguments: argparse.Namespace,
@@ -126,18 +142,8 @@ def compare(
         speculate=0, weights=WEIGHTS[weights], max_running_requests=requests,
         max_model_len=2048, prefix_caching=False, kv_bytes=1 << 28,
     )  # fmt: skip
-    engines = Engines(
-        Engine(folder, options=without),
-        Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
-    )
-    plain = engines.without.prompts.default_params(
-        temperature=0.0, max_tokens=arguments.max_tokens, speculate=0, ignore_eos=True
-    )
-    records: list[Record] = []
-    for questions in groups.values():
-        _, results = ask(engines.without, questions, plain, requests)
-        for result, question in zip(results, questions, strict=False):
-            records.append(record(result, question, len(records), plain))
+    plain, records = answers(folder, without, groups, arguments.max_tokens)
+    gc.collect()
     started = time.perf_counter()
     found = open_prediction(
         Checkpoint.open(folder), records,
@@ -149,6 +155,10 @@ def compare(
     seconds = time.perf_counter() - started
     predicted = found["results"][-1]
     gc.collect()
+    engines = Engines(
+        Engine(folder, options=without),
+        Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
+    )
     turns = measured(engines, groups, plain, requests, arguments.turns)
     speeds = {name: {way: each.middle for way, each in own.items()} for name, own in turns.items()}
     ways = [*map(str, DRAFTS), AUTO]
