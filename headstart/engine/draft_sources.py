@@ -67,7 +67,7 @@ class DraftSources:
         given = {
             request: GivenCopy(
                 len(request.tokens), self._tokens_for_round(request, copies[request]),
-                confirmed=request in planned.confirmed,
+                confirmed=request in planned.confirmed or _is_judged_by_head(request, planned),
             )
             for request in planned.copied
         }  # fmt: skip
@@ -144,3 +144,12 @@ class DraftSources:
             self.drafter.forget(request)
         self.policy.forget(request)
         self.copies.forget(request)
+
+
+def _is_judged_by_head(request: Request, planned: PlannedRound) -> bool:
+    """Whether the rejection rule must see the head's draft first.
+
+    It judges a draft by how likely the head was to make it. A copy in place of the head's drafts
+    would be judged so only where both agree, and be accepted too often.
+    """
+    return request.params.acceptance == "rejection" and planned.head.get(request, 0) > 0

@@ -116,7 +116,8 @@ def round_sizes(
         num_drafts=MENU[-1] if options.is_automatic else options.max_drafts,
         draft_vocab=draft_vocab, own=0 if copies else options.draft_vocab_own,
         menu=MENU if options.speculate == "auto" else (),
-        copied=options.max_copied,
+        # Where K is fixed nothing is copied: rounds of all requests would pay for the few that ask.
+        copied=options.max_copied if options.is_automatic else 0,
     )  # fmt: skip
 
 
