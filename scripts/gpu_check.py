@@ -4,9 +4,10 @@ python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] 
     [--dtypes float32,bfloat16] [--drafts 0,3,auto,copies]
 
 mimo*3 has three modules; copies: every copy from the context that there is, right or wrong, beside
-requests that have none. Every setting by itself, then mixtures of them drawn at random; prompts
-are read a few at a time, beside those that decode. Exits 1 if a token differs in fp64 or fp32; for
-bf16 it is only said.
+requests that have none. Every setting by itself, then mixtures of them drawn at random, every third
+request under a grammar; prompts are read a few at a time, beside those that decode. Exits 1 if a
+token differs in fp64 or fp32; for bf16 it is only said. Beside copies, the rejection rule (whose
+texts depend on drafts) must write answers of full length.
 """
 
 from __future__ import annotations
@@ -67,7 +68,28 @@ EACH: list[dict[str, Any]] = [
 ]
 Drafts = int | Literal["auto", "copies"]
 DRAFTS: tuple[Drafts, ...] = (0, 1, 2, 3, 4, 5, "auto", "copies")
+GRAMMAR_EVERY = 3  # requests
+REJECTING = SamplingParams(max_tokens=40, ignore_eos=True, acceptance="rejection", **WARM)
 _BATCHED = 96  # rows of a pass: some prompts are read while others decode
+
+
+class Parity:
+    """A grammar without a library: odd and even tokens take turns."""
+
+    def __init__(self, vocab_size: int, parity: int = 0):
+        self._ids, self._parity = torch.arange(vocab_size), parity
+
+    def allowed(self) -> torch.Tensor:
+        return self._ids % 2 == self._parity
+
+    def accept(self, token: int) -> bool:
+        if token % 2 != self._parity:
+            return False
+        self._parity = 1 - self._parity
+        return True
+
+    def fork(self) -> "Parity":
+        return Parity(len(self._ids), self._parity)
 
 
 def settings(num_mixtures: int) -> list[SamplingParams]:
@@ -95,7 +117,7 @@ def take_all(policy: DraftPolicy) -> None:
 def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:
     """Prompts that hold what the model would write, changed here and there, and one without."""
     plain = [SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)] * len(FIRST)
-    said, _ = answers(folder, source, dtype, 0, plain, FIRST)
+    said, _ = answers(folder, source, dtype, 0, plain, FIRST, 0)
     changed = [[t + 1 if i % 9 == 8 else t for i, t in enumerate(own)] for own in said]
     held = [[*begin, *own, *begin] for begin, own in zip(FIRST, changed, strict=True)]
     return [*held, FIRST[-1]]
@@ -103,7 +125,7 @@ def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:
 
 def answers(
     folder: Path, device: str, dtype: str, drafts: Drafts, params: list[SamplingParams],
-    first: Sequence[list[int]],
+    first: Sequence[list[int]], grammar_every: int = GRAMMAR_EVERY,
 ) -> tuple[list[list[int]], Engine]:  # fmt: skip
     engine = Engine(
         folder, device=device, dtype=dtype, speculate="auto" if drafts == "copies" else drafts,
@@ -111,8 +133,14 @@ def answers(
     )  # fmt: skip
     if drafts == "copies" and engine.policy is not None:
         take_all(engine.policy)
-    prompts = [first[number % len(first)] for number in range(len(params))]
-    results = engine.generate(prompts, params)
+    names = []
+    for number, own in enumerate(params):
+        has_grammar = grammar_every and number % grammar_every == grammar_every - 1
+        grammar = Parity(len(engine.model.trunk.embed)) if has_grammar else None
+        names.append(engine.add(first[number % len(first)], own, grammar=grammar))
+    while engine.has_work:
+        engine.step()
+    results = [engine.collect(name) for name in names]
     engine.scheduler.check()
     return [result.outputs[0].token_ids for result in results], engine
 
@@ -157,6 +185,10 @@ def main() -> int:
                     if copies:
                         right, made = engine.stats.copied_accepted, engine.stats.copied_drafts
                         rates = [f"{right} of {made} copied drafts right"]
+                        texts, _ = answers(
+                            folder, device, dtype, drafts, [REJECTING] * len(params), asked[True]
+                        )
+                        failures += any(len(text) != 40 for text in texts)
                     verdict = "same" if same else "DIFFERENT"
                     by = engine.backend.name
                     print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:6} {verdict:9} {rates}")
