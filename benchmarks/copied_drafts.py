@@ -11,9 +11,11 @@ draft_from head), with copies alone (speculate context), and with both (`auto`).
 engine counts, once with and once without the prompt's. Speeds are tokens of all prompts over
 seconds of all. Answers that loop (a span three times in a row) count apart.
 
-With `--predict` the code of `score` first predicts, from the answers that an earlier run wrote down
-and from rounds that it times in this process, what is measured then, by category. Such answers come
-from `--sides auto` alone, too. `--out` has a page with tables beside it, and all figures so far.
+With `--predict` the code of `score` predicts by category what is measured, from the answers that an
+earlier run wrote down and from rounds that it times: before the first prompt, and again after every
+few, since a shared machine reads memory faster at one time and computes faster at another; the mean
+counts. Such answers come from `--sides auto` alone, too. `--out` has a page with tables beside it,
+and all figures so far.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ MOST_OF_HEAD = 5  # drafts that a prediction considers: more do not pay on a CPU
 SPAN = 8  # tokens that must be the prompt's to count as copied
 ALL, LOOPS = "all", "looping"
 LOOPING = (16, 3)  # tokens of a loop at least, and how often its span comes
+PREDICTED_EVERY = 13  # prompts
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
 
@@ -236,6 +239,14 @@ def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict
     }
 
 
+def mean_of(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of several predictions, by part and side."""
+    return {
+        part: {side: float(np.mean([each[part][side] for each in said])) for side in own}
+        for part, own in said[0].items()
+    }
+
+
 def compared(
     said: dict[str, Any], found: dict[str, Any], parts: Sequence[str]
 ) -> list[dict[str, Any]]:
@@ -271,11 +282,13 @@ def main() -> None:
     # Categories in turns: what a machine does meanwhile hits all of them.
     turns = zip_longest(*(own[: arguments.limit] for own in groups.values()))
     prompts = [one for turn in turns for one in turn if one is not None]
-    said = dict[str, Any]()
+    said = list[dict[str, Any]]()
     names = [name for name in SIDES if name in arguments.sides]
-    if arguments.predict is not None:  # by itself, as `score` runs: other engines make it slower
-        before = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
-        said = predicted([before[prompt.id] for prompt in prompts], arguments)
+    before = list[dict[str, Any]]()
+    if arguments.predict is not None:
+        known = {row["id"]: row for row in json.loads(arguments.predict.read_text())["rows"]}
+        before = [known[prompt.id] for prompt in prompts]
+        said.append(predicted(before, arguments))
     sides = open_sides(names, arguments.weights, arguments.max_tokens, arguments.threads)
     answer(sides, prompts[0])  # warms up
     head, rows, found = shipped_head(), list[dict[str, Any]](), dict[str, Any]()
@@ -283,7 +296,11 @@ def main() -> None:
     for row in measure(sides, prompts):
         rows.append(row)
         found = summaries(rows)
-        comparison = compared(said, found, [part for part in said if part in found])
+        if before and len(rows) % PREDICTED_EVERY == 0:
+            said.append(predicted(before, arguments))
+        if said:
+            mean = mean_of(said)
+            comparison = compared(mean, found, [part for part in mean if part in found])
         if arguments.out:
             document = {
                 "summary": found, "predicted": comparison, "said": said, "rows": rows,

@@ -2,14 +2,16 @@
 
     python benchmarks/predicted_speed.py mt_bench.jsonl --out result.json
 
-For every format of weights and number of requests at once: an engine without a head answers the
-questions, which gives the texts; `score`'s own code, with no other engine in the process, predicts
-the speed of K = 1 to 4 and of `auto` from those texts and from rounds that it times; then the same
-questions are answered by such an engine again, and with each K and with `auto` by one that has the
-head, in an order that changes from category to category and from turn to turn. Steps in which all
-requests decode count, as many requests as are asked for: what is predicted is decoding at that
-load. Greedy, the draft vocabulary that ships. Of a category's turns the middle one counts, so that
-a disturbance of the machine does not; `turns_apart` in the rows says how far they were apart.
+For every format of weights and number of requests at once an engine without a head answers the
+questions, which gives the texts. Then, in every turn, `score`'s own code predicts the speed of
+K = 1 to 4 and of `auto` from those texts and from rounds that it times anew, and the questions are
+answered by an engine without a head, and with each K and with `auto` by one that has it, in an
+order that changes from category to category and from turn to turn. So a prediction and what it is
+held against are a minute apart: a machine that is shared reads memory faster at one time and
+computes faster at another, which changes what drafts bring. Of the turns the middle one counts, of
+what was predicted and of what was measured; `turns_apart` in the rows says how far those of a row
+were apart. Steps in which all requests decode count, as many requests as are asked for: what is
+predicted is decoding at that load. Greedy, the draft vocabulary that ships.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -57,20 +60,6 @@ class Speed:
     @property
     def rate(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
-
-
-class Turns(list[Speed]):
-    """The same questions, asked several times."""
-
-    @property
-    def middle(self) -> Speed:
-        return sorted(self, key=lambda each: each.rate)[len(self) // 2]
-
-    @property
-    def spread(self) -> float:
-        """The fastest turn over the slowest."""
-        rates = [each.rate for each in self]
-        return max(rates) / min(rates)
 
 
 @dataclass(frozen=True)
@@ -144,61 +133,62 @@ def compare(
     )  # fmt: skip
     plain, records = answers(folder, without, groups, arguments.max_tokens)
     gc.collect()
-    started = time.perf_counter()
-    found = open_prediction(
-        Checkpoint.open(folder), records,
-        PredictionOptions(
-            vocab=shipped_vocab(), max_drafts=max(DRAFTS), requests=requests,
-            weights=WEIGHTS[weights],
-        ),
-    ).run()  # fmt: skip
-    seconds = time.perf_counter() - started
-    predicted = found["results"][-1]
-    gc.collect()
     engines = Engines(
         Engine(folder, options=without),
         Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
     )
-    turns = measured(engines, groups, plain, requests, arguments.turns)
-    speeds = {name: {way: each.middle for way, each in own.items()} for name, own in turns.items()}
-    ways = [*map(str, DRAFTS), AUTO]
-    speeds[ALL] = {
-        way: sum((own[way] for own in speeds.values()), start=Speed()) for way in ("0", *ways)
-    }
+    asked = PredictionOptions(
+        vocab=shipped_vocab(), max_drafts=max(DRAFTS), requests=requests, weights=WEIGHTS[weights]
+    )
+    turns = []
+    for turn in range(arguments.turns):
+        predicted = open_prediction(Checkpoint.open(folder), records, asked).run()
+        gc.collect()
+        turns.append((predicted, measured(engines, groups, plain, requests, turn)))
+    print(f"{weights}, requests at once: {requests}; {turns[-1][0]['costs']}")
     rows = []
     for name in (ALL, *groups):
-        own = speeds[name]
-        part = predicted if name == ALL else predicted["by_category"][name]
-        for way in ways:
-            said = part["auto_speed_up"] if way == AUTO else part["speed"][int(way)]["speed_up"]
-            real = own[way].rate / own["0"].rate
-            spreads = [turns[name][each].spread for each in ("0", way)] if name != ALL else []
+        for way in (*map(str, DRAFTS), AUTO):
+            said = [predicted_of(found, name, way) for found, _ in turns]
+            real = [speeds[name][way].rate / speeds[name]["0"].rate for _, speeds in turns]
             rows.append({
                 "weights": weights, "requests": requests, "category": name, "drafts": way,
-                "predicted": said, "measured": real, "off": said / real - 1,
-                "tokens_per_second": own[way].rate, "plain": own["0"].rate,
-                "turns_apart": max(spreads, default=None),
+                "predicted": median(said), "measured": median(real),
+                "off": median(said) / median(real) - 1,
+                "tokens_per_second": median(speeds[name][way].rate for _, speeds in turns),
+                "plain": median(speeds[name]["0"].rate for _, speeds in turns),
+                "turns_apart": {"predicted": max(said) / min(said),
+                                "measured": max(real) / min(real)},
             })  # fmt: skip
-    print(f"{weights}, requests at once: {requests}; predicted in {seconds:.0f} s")
-    print(f"  costs: {found['costs']}")
     show(rows)
     return rows
 
 
+def predicted_of(found: dict[str, Any], category: str, way: str) -> float:
+    """A speed-up that `score` reported."""
+    part = found["results"][-1]
+    part = part if category == ALL else part["by_category"][category]
+    return float(part["auto_speed_up"] if way == AUTO else part["speed"][int(way)]["speed_up"])
+
+
 def measured(
     engines: Engines, groups: dict[str, list[Conversation]], plain: SamplingParams, requests: int,
-    turns: int,
-) -> dict[str, dict[str, Turns]]:  # fmt: skip
-    """Speeds by category and way of drafting, turn by turn."""
+    turn: int,
+) -> dict[str, dict[str, Speed]]:  # fmt: skip
+    """Speeds by category, and of all, and by way of drafting."""
     ways: list[Any] = [0, *DRAFTS, AUTO]
-    speeds = {name: {str(way): Turns() for way in ways} for name in groups}
-    for turn in range(turns):
-        for place, (name, questions) in enumerate(groups.items()):
-            first = (place + turn) % len(ways)
-            for way in ways[first:] + ways[:first]:
-                engine = engines.drafting if way else engines.without
-                speed, _ = ask(engine, questions, replace(plain, speculate=way), requests)
-                speeds[name][str(way)].append(speed)
+    speeds: dict[str, dict[str, Speed]] = {}
+    for place, (name, questions) in enumerate(groups.items()):
+        first = (place + turn) % len(ways)
+        speeds[name] = {
+            str(way): ask(
+                engines.drafting if way else engines.without, questions,
+                replace(plain, speculate=way), requests,
+            )[0]
+            for way in ways[first:] + ways[:first]
+        }  # fmt: skip
+    own = list(speeds.values())
+    speeds[ALL] = {str(way): sum((each[str(way)] for each in own), start=Speed()) for way in ways}
     return speeds
 
 

@@ -31,6 +31,7 @@ from headstart.vocab.draft_vocab import DraftVocab
 
 _SECONDS = 8.0  # that rounds of one draft vocabulary are timed for,
 _TURNS = (5, 40)  # in at least and at most so many turns
+_EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
 _VOCAB = "timed {}"
 
 
@@ -202,7 +203,7 @@ def _host_times(
         for cell in cells if turn % 2 else reversed(cells):  # neighbours in time both ways
             seconds[cell] += timers[cell.has_head].rounds(cell)
         progress(1)
-    middle = {cell: statistics.median(own) for cell, own in seconds.items()}
+    middle = {cell: _usual(own) for cell, own in seconds.items()}
     every_k = range(1, serving.max_drafts + 1)
     verify = level([(cell.drafts, middle[cell]) for cell in (without_drafts, *copied)])
     return {
@@ -212,6 +213,12 @@ def _host_times(
         )
         for size, name in names.items()
     }  # fmt: skip
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The mean without extremes: rounds differ by what was accepted, and all of them count."""
+    cut = int(_EXTREME * len(seconds))
+    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
 
 
 def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
