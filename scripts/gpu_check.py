@@ -88,7 +88,7 @@ class Parity:
         self._parity = 1 - self._parity
         return True
 
-    def fork(self) -> "Parity":
+    def fork(self) -> Parity:
         return Parity(len(self._ids), self._parity)
 
 
