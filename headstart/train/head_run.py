@@ -71,6 +71,11 @@ class HeadRun:
             self.folder.metrics.add(line)
             self.tensorboard.add(line)
 
+    def close(self) -> None:
+        """TensorBoard writes in a thread of its own, which would go on."""
+        if self.tensorboard is not None:
+            self.tensorboard.close()
+
 
 class NotFinite(Exception):
     """A loss or a gradient is NaN or infinite."""

@@ -73,6 +73,13 @@ class Trainer:
 
     def run(self) -> list[Outcome]:
         """All steps that are left; ends early, with everything saved, when asked to stop."""
+        try:
+            return self._run()
+        finally:
+            for run in self.runs:
+                run.close()
+
+    def _run(self) -> list[Outcome]:
         reached = restore(self.session)
         self.step = reached or 0
         self._stopper.heeds_stops()
@@ -102,8 +109,7 @@ class Trainer:
         except BaseException:
             if self.world.is_main:
                 for run in self.runs:
-                    if run.tensorboard is not None:
-                        run.tensorboard.close()  # it writes in a thread of its own
+                    run.close()  # before the folder goes
                     run.folder.replaced.put_back()
             raise
 
@@ -151,8 +157,7 @@ class Trainer:
         self.runs.remove(run)
         if self.world.is_main:
             run.folder.fail(self.step, error)
-            if run.tensorboard is not None:
-                run.tensorboard.close()
+            run.close()
 
     def validate(self) -> None:
         """Walk the held-out answers with every head as it would be written now."""
@@ -206,8 +211,6 @@ class Trainer:
                 "num_depths": run.learner.options.num_depths,
             }  # fmt: skip
             write_head(self.session.frozen, tensors, folder.path / HEAD, details)
-            if run.tensorboard is not None:
-                run.tensorboard.close()
 
     def rows_of(self, step: int) -> list[Row]:
         """The packed rows of a step: a function of options and data alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,17 @@ def test_records_longer_than_the_model_reads_are_cut(tmp_path: Path) -> None:
     watch = StopAt(1)
     trained(tmp_path, tmp_path / "run", watch, **SHORT)
     assert any("cut to the longest length" in text for text in watch.said)
+
+
+def test_a_run_that_is_stopped_leaves_no_thread_of_tensorboard(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Regression: its writer went on, and failed where the folder was removed later."""
+    pytest.importorskip("tensorboard")
+    before = set(threading.enumerate())
+    trained(inputs, tmp_path / "run", StopAt(1))
+    assert any((tmp_path / "run" / "tensorboard").iterdir())
+    assert set(threading.enumerate()) <= before
 
 
 def test_boards_have_validations_and_no_step_twice(inputs: Path, tmp_path: Path) -> None:
