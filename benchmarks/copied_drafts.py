@@ -2,14 +2,17 @@
 
     python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --out result.json
     python benchmarks/copied_drafts.py mt_bench.jsonl --out result.json
-    python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --predict result.json
+    python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --predict result.json --repeats 3
 
 The demo's model, greedy, one request at a time, answers of at most 256 tokens. Four engines answer
 each prompt in turns of some steps, so that all see the machine in the same state and each finds the
 caches as it left them, but for a turn's first step: without drafts, with the head alone (`auto`,
 draft_from head), with copies alone (speculate context), and with both (`auto`). Time inside an
 engine counts, once with and once without the prompt's. Speeds are tokens of all prompts over
-seconds of all. Answers that loop (a span three times in a row) count apart.
+seconds of all. With `--repeats` all prompts are answered several times, one after another, and of
+each prompt's times for an engine the middle one counts: a category has seconds of decoding, in
+which one disturbance of a shared machine would show. Answers that loop (a span three times in a
+row) count apart.
 
 With `--predict` the code of `score` predicts by category what is measured, from the answers that an
 earlier run wrote down and from rounds that it times: before the first prompt, and again after every
@@ -32,6 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from copied_spans import copied_share, loops
 from result_files import save, table
 
 from headstart.checkpoint.reader import Checkpoint
@@ -48,9 +52,7 @@ from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
 MOST_OF_HEAD = 5  # drafts that a prediction considers: more do not pay on a CPU
-SPAN = 8  # tokens that must be the prompt's to count as copied
 ALL, LOOPS = "all", "looping"
-LOOPING = (16, 3)  # tokens of a loop at least, and how often its span comes
 PREDICTED_EVERY = 13  # prompts
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
@@ -109,28 +111,6 @@ def answer(sides: dict[str, Side], prompt: Conversation) -> dict[str, Completion
     return {name: side.engine.collect(side.request_id).outputs[0] for name, side in sides.items()}
 
 
-def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Share of an answer's tokens that stand in the prompt in runs of `SPAN` or more."""
-    runs = {tuple(prompt[i : i + SPAN]) for i in range(len(prompt) - SPAN + 1)}
-    copied = [False] * len(answer)
-    for i in range(len(answer) - SPAN + 1):
-        if tuple(answer[i : i + SPAN]) in runs:
-            copied[i : i + SPAN] = [True] * SPAN
-    return sum(copied) / max(1, len(answer))
-
-
-def loops(tokens: Sequence[int]) -> bool:
-    """Whether a span comes three times in a row."""
-    least, times = LOOPING
-    for period in range(1, len(tokens) // times + 1):
-        needed, run = max(least, times * period) - period, 0
-        for i in range(period, len(tokens)):
-            run = run + 1 if tokens[i] == tokens[i - period] else 0
-            if run >= needed:
-                return True
-    return False
-
-
 def measure(sides: dict[str, Side], prompts: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
     for number, prompt in enumerate(prompts, 1):
         said = answer(sides, prompt)
@@ -150,6 +130,28 @@ def measure(sides: dict[str, Side], prompts: Sequence[Conversation]) -> Iterator
         speeds = " ".join(f"{n} {len(tokens) / side.seconds:.1f}" for n, side in sides.items())
         print(f"{number}/{len(prompts)} {prompt.id}: {speeds} tokens/s", flush=True)
         yield row
+
+
+def middle(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row of each prompt, with each engine's answer that took the middle time behind the
+    first token."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["id"], []).append(row)
+    found = []
+    for own in groups.values():
+        chosen = {
+            name: sorted(own, key=lambda row: row["seconds"][name] - row["prompt_seconds"][name])[
+                len(own) // 2
+            ]
+            for name in own[0]["seconds"]
+        }
+        times = ("seconds", "prompt_seconds")
+        found.append({
+            **own[0], "identical": all(row["identical"] for row in own),
+            **{time: {name: row[time][name] for name, row in chosen.items()} for time in times},
+        })  # fmt: skip
+    return found
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -272,6 +274,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--limit", type=int, help="this many prompts of each category")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--repeats", type=int, default=1, help="of all prompts")
     parser.add_argument("--sides", nargs="*", choices=SIDES, default=list(SIDES))
     parser.add_argument("--predict", type=Path, help="result of an earlier run, with its answers")
     parser.add_argument("--out", type=Path, help="all rows, as JSON")
@@ -293,9 +296,9 @@ def main() -> None:
     answer(sides, prompts[0])  # warms up
     head, rows, found = shipped_head(), list[dict[str, Any]](), dict[str, Any]()
     comparison: list[dict[str, Any]] = []
-    for row in measure(sides, prompts):
+    for row in measure(sides, prompts * arguments.repeats):
         rows.append(row)
-        found = summaries(rows)
+        found = summaries(middle(rows))
         if before and len(rows) % PREDICTED_EVERY == 0:
             said.append(predicted(before, arguments))
         if said:
