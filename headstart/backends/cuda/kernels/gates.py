@@ -71,7 +71,7 @@ def _gate_heads(rows, partial, count, SPLITS: tl.constexpr, HEADS: tl.constexpr,
 def gated(gate, up, LIMIT: tl.constexpr = 0):
     """In fp32. LIMIT: what silu(gate) is cut off at, and up on both sides; 0: nothing is."""
     value = gate * tl.sigmoid(gate)
-    if LIMIT:
+    if LIMIT > 0:
         value = tl.minimum(value, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
     return value * up

@@ -163,7 +163,7 @@ def matrix_of(expert, columns, weight, scales, zeros, shared, shared_scales, sha
     own = expert.to(tl.int64) * outputs
     base = weight + own * (inputs // PER_WORD)
     size = scales + own * (inputs // GROUP)
-    zero = zeros
+    zero = scales  # without zero points this is not read: Triton 3.6 cannot return None
     if zeros is not None:
         zero = zeros + own * (inputs // GROUP)
     if shared is not None:
@@ -220,6 +220,8 @@ def _product(x, x_scales, x_sums, weight, scales, zeros, shared, shared_scales, 
         expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,
         shared_width, num_experts, IS_FIRST, GROUP, PER_BYTE,
     )  # fmt: skip
+    if zeros is None:
+        zero = None
     lane = tl.arange(0, 2 * BLOCK_M)
     for start in range(0, count, BLOCK_M):
         is_line = start + lane // 2 < count
