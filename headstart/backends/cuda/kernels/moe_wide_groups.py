@@ -96,6 +96,8 @@ def _product(x, x_sums, weight, scales, zeros, shared, shared_scales, shared_zer
         expert, columns, weight, scales, zeros, shared, shared_scales, shared_zeros, hidden, width,
         shared_width, num_experts, IS_FIRST, GROUP, PER_WORD=4,
     )  # fmt: skip
+    if zeros is None:
+        zero = None
     lane = tl.arange(0, BLOCK_M)
     is_line = lane < count
     pair = tl.load(order + begin + lane, is_line, 0)
