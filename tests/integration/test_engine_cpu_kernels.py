@@ -32,6 +32,7 @@ from headstart.checkpoint.values import load
 from headstart.engine import drafter
 from headstart.engine.engine import Engine
 from headstart.heads.quantized_copy import quantized_copy
+from headstart.sampling.params import SamplingParams
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
@@ -48,9 +49,11 @@ MORE = [
 needs_numba = pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
 
 
-def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]]:
-    """Texts, and the log-probability of each token."""
-    results = run(engine, PROMPTS, greedy(30, logprobs=1, **fields))
+def answers(
+    engine: Engine, params: SamplingParams | None = None
+) -> list[tuple[list[int], list[float]]]:
+    """Texts, greedy where nothing else is asked for, and the log-probability of each token."""
+    results = run(engine, PROMPTS, params or greedy(30, logprobs=1))
     if isinstance(engine.options.speculate, int) and engine.options.speculate:
         assert_head_is_alive(results)
     outputs = [result.outputs[0] for result in results]
@@ -291,7 +294,9 @@ def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
 
 
 @needs_numba
-@pytest.mark.parametrize("form", ["awq", "gptq", "compressed-tensors"])
+@pytest.mark.parametrize(
+    "form", ["awq", "gptq", "compressed-tensors", *unless_long([], ["auto-round"])]
+)
 def test_4_bit_checkpoints_run_as_they_are_stored(tiny: Tiny, tmp_path: Path, form: str) -> None:
     """Trunk layers in 4 bits, zero points included; head and LM head in float32."""
     from headstart.backends.numba.linear import PackedFloat, PackedGroups
@@ -313,8 +318,12 @@ def test_4_bit_checkpoints_run_as_they_are_stored(tiny: Tiny, tmp_path: Path, fo
     assert isinstance(layer.mlp.down, PackedGroups)
     assert layer.mlp.down.has_zeros == (form == "awq")
     assert isinstance(engine.backend.trunk.lm_head, PackedFloat)
-    texts = answers(engine)
-    assert answers(compiled(folder, speculate=3, **FLOAT)) == texts
+    texts, sampling = answers(engine), seeded(max_tokens=30, logprobs=1)
+    samples = answers(engine, sampling)
+    for drafts in (1, 2, 3, 4):
+        drafted = compiled(folder, speculate=drafts, **FLOAT)
+        assert answers(drafted) == texts
+        assert answers(drafted, sampling) == samples
     reference = answers(start(folder, speculate=0, kernels="off", **FLOAT))
     near = [
         abs(one - other) < 0.05
