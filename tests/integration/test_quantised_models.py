@@ -26,10 +26,17 @@ from support.engine_runs import (
 )
 from support.head_edits import config, differing, edited, export, restore, stitch, tensors
 from support.long_runs import IS_LONG, one_of_each, unless_long
-from support.quantized_models import ALL, VALUES, plain_model, quantized_model
+from support.quantized_models import (
+    ALL,
+    VALUES,
+    plain_model,
+    quantized_model,
+    with_quantized_lm_head,
+)
 from support.tiny_fixture import Tiny
 
 from headstart.backends.weights import TAKEN_FORMS
+from headstart.checkpoint.quantized.writing import FORMATS as WRITTEN
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.build import Held, build
 from headstart.models.documents import Documents, Passage
@@ -40,6 +47,7 @@ BLOCKS: dict[str, Any] = {"head_dim": 64, "intermediate_size": 128}
 AS_STORED = {"dtype": "float32", "kernels": "off"}
 FORMATS = [form for form in ALL if form not in VALUES]
 WAYS = ("greedy", "seeded")
+FEW = make_prompts(4)
 
 
 def logits(folder: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
@@ -114,17 +122,6 @@ def test_what_runs_dequantised_says_so_and_what_it_costs(tiny: Tiny) -> None:
     assert not any("dequantised" in note for note in start(folder, **AS_STORED).notes)
 
 
-def test_exact_takes_quantised_checkpoints(tiny: Tiny) -> None:
-    folder = quantized_model(tiny, "gptq")
-    first, second = (
-        ids_of(
-            run(start(folder, dtype="float32", exact=True, speculate=k), make_prompts(), greedy())
-        )
-        for k in (0, 3)
-    )
-    assert first == second
-
-
 def test_a_backend_that_takes_nothing_gets_dequantised_weights(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,10 +168,37 @@ def test_parts_in_different_formats_are_dequantised_together(tiny: Tiny, tmp_pat
     assert any("merged with parts that are not quantised" in note for note in engine.notes)
 
 
+@pytest.mark.parametrize(
+    "form", unless_long(["fp8-row", "awq"], [form for form in FORMATS if form in WRITTEN])
+)
+def test_a_quantised_lm_head_runs_as_it_is_stored(form: str, tiny: Tiny) -> None:
+    folder = with_quantized_lm_head(tiny, form, **BLOCKS)
+    params = [greedy(), seeded(temperature=0.8)] * 2
+    for kernels in ("off", "auto"):
+        texts = []
+        for drafts, vocab in ((0, None), (3, list(range(0, 64, 2))), (3, None)):
+            options = {"dtype": "float32", "kernels": kernels, "draft_vocab": vocab}
+            engine = start(folder, speculate=drafts, **options)
+            results = run(engine, FEW, params)
+            texts.append(ids_of(results))
+        assert_head_is_alive(results)
+        assert texts[1:] == texts[:1] * 2
+        if kernels == "off":
+            kind = type(engine.model.trunk.lm_head)
+            assert kind == (Fp8Linear if form.startswith("fp8") else GroupLinear)
+            assert not any("dequantised" in note for note in engine.notes)
+    as_stored = logits(folder)
+    dequantized = logits(folder, holds=lambda model: Held(why_not="tests"))
+    torch.testing.assert_close(as_stored, dequantized, rtol=1e-4, atol=1e-4)
+    # The control: it is not the plain one.
+    plain = logits(quantized_model(tiny, form, **BLOCKS))
+    assert (plain - as_stored).abs().max() > 10 * (dequantized - as_stored).abs().max()
+
+
 # Heads
 
 
-@pytest.mark.parametrize("form", one_of_each(2, ["fp8-block", "awq", "gptq", "compressed-tensors"]))
+@pytest.mark.parametrize("form", unless_long(["fp8-block", "gptq"], ALL))
 def test_a_lost_head_is_restored_into_a_quantised_model(
     form: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -186,9 +210,36 @@ def test_a_lost_head_is_restored_into_a_quantised_model(
     )  # fmt: skip
     again = restore(lost, plain_model(tiny), tmp_path / "again")
     assert config(again)["quantization_config"]["quant_method"]
-    results = run(start(again, speculate=3, **AS_STORED), make_prompts(), greedy())
+    results = run(start(again, speculate=3, **AS_STORED), FEW, greedy())
     assert_head_is_alive(results)
-    assert ids_of(results) == ids_of(run(start(lost, **AS_STORED), make_prompts(), greedy()))
+    assert ids_of(results) == ids_of(run(start(lost, **AS_STORED), FEW, greedy()))
+
+
+@pytest.mark.parametrize("form", unless_long(["fp8-row", "awq"], ALL))
+def test_a_changed_head_is_stitched_into_a_quantised_model(
+    form: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    """In the place of a plain or a quantised one it drafts as it does beside the model."""
+
+    def silence(own: dict[str, torch.Tensor]) -> None:
+        for name in own:
+            if "mtp" in name and name.endswith("down_proj.weight"):
+                own[name].zero_()
+
+    changed = edited(plain_model(tiny), tmp_path / "changed", change=silence)
+    head = export(changed, "headstart", tmp_path / "head")
+    whole = quantized_model(tiny, form)
+    stitched = stitch(head, whole, tmp_path / "stitched")
+    found, beside, before = (
+        run(start(model, speculate=3, head=own, **AS_STORED), FEW, greedy())
+        for model, own in ((stitched, None), (whole, head), (whole, None))
+    )
+    assert_head_is_alive(found)
+    assert ids_of(found) == ids_of(before)
+    origins = [[output.origins for output in results[0].outputs + results[1].outputs]
+               for results in (found, beside, before)]  # fmt: skip
+    assert origins[0] == origins[1]
+    assert origins[0] != origins[2], "the control: the head that was there drafts otherwise"
 
 
 @pytest.mark.parametrize("form", one_of_each(2, ["fp8-block", "fp8-row"]))

@@ -10,8 +10,10 @@ import torch
 
 from headstart.calibrate.folder import write_made
 from headstart.checkpoint.quantized.packing import pack
-from headstart.checkpoint.quantized.writing import FORMATS
+from headstart.checkpoint.quantized.writing import FORMATS, stored_in
 from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.values import in_memory, load
+from headstart.heads.ignore_lists import without
 from headstart.heads.quantized_copy import quantized_copy
 from support.engine_runs import checkpoint
 from support.head_edits import Tensors, edited
@@ -88,3 +90,36 @@ def quantized_model(tiny: Tiny, form: str, family: str = "mimo", **changes: Any)
 
 def plain_model(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     return checkpoint(tiny, family, **changes)
+
+
+def with_quantized_lm_head(tiny: Tiny, form: str, **changes: Any) -> Path:
+    """The same with its LM head in that format, too."""
+    folder = quantized_model(tiny, form, **changes)
+    out = folder.parent / f"{folder.name}-lm-head"
+    if out.exists():
+        return out
+
+    def change(own: Tensors) -> None:
+        columns = own["lm_head.weight"].shape[1]
+        made = stored_in(
+            FORMATS[form], "lm_head", in_memory(own.pop("lm_head.weight")), _group(own, columns)
+        )
+        own.update({name: load(source) for name, source in made.items()})
+
+    def change_config(config: dict[str, Any]) -> None:
+        quantization = without(config["quantization_config"], ["lm_head"])
+        config["quantization_config"] = quantization | (
+            {"lm_head": True} if "lm_head" in quantization else {}
+        )
+
+    return edited(folder, out, change=change, change_config=change_config)
+
+
+def _group(own: Tensors, columns: int) -> int:
+    """How many columns of the model's matrices share a scale, where a row has several."""
+    at = "model.layers.0.self_attn.q_proj."
+    for name, dim in (("scales", 0), ("weight_scale", 1)):
+        scales = own.get(f"{at}{name}")
+        if scales is not None and scales.dim() == 2:
+            return columns // scales.shape[dim]
+    return 0
