@@ -33,7 +33,13 @@ def quantized_copy(
     """Config and tensors of the same checkpoint with its projections in the format `weights`."""
     if weights not in FORMATS:
         raise ConfigError(f"--weights is {weights!r}; expected one of {', '.join(FORMATS)}.")
-    form = FORMATS[weights]
+    return copy_in(FORMATS[weights], config, tensors)
+
+
+def copy_in(
+    form: WrittenFormat, config: dict[str, Any], tensors: Tensors
+) -> tuple[dict[str, Any], dict[str, TensorSource]]:
+    """The same for a format that has no name."""
     head, own = _head_names(config, tensors), {}
     for name, source in tensors.items():
         module, _, parameter = name.rpartition(".")
