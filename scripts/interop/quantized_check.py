@@ -3,8 +3,10 @@
 For each format a tiny checkpoint is quantised, loses its head, and gets it back by `headstart
 restore`: a BF16 head in a quantised trunk. Both engines run it with drafts. vLLM has to load it,
 and its drafts have to be accepted as often as ours; the same checkpoint with a config that calls
-the head quantised has to count otherwise, or not to load. `--heads` are quantised heads of the
-demo's model (`headstart quantize demo`), stitched into its plain trunk.
+the head quantised has to count otherwise, or not to load. Another one has a head whose layer adds
+nothing (in 8-bit floats where the format stores heads so), and `headstart stitch` puts a whole one
+in its place; the checkpoint before that has to count otherwise, in both engines. `--heads` are
+quantised heads of the demo's model (`headstart quantize demo`), stitched into its plain trunk.
 
 A format that vLLM's CPU build does not run is told with its error, and is no failure. Prints a
 table, writes JSON with --json, exits 1 on any failure.
@@ -16,12 +18,13 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from checking import check_all
-from checkpoints import CommandFailed, head_names, headstart
+from checkpoints import CommandFailed, drop_block, head_names, headstart, with_changed_head
 from engine_check import DEMO, apart, ours, questions
 from environments import python_of
 from vllm_engine import Engine as Vllm
@@ -36,21 +39,24 @@ from headstart.errors import HeadstartError
 from headstart.heads.quantized_copy import quantized_copy
 
 DEPTH = 3
+WAYS = ("restore", "stitch")
 # vLLM's CPU build takes FP32 activations with these alone; the others run in BF16.
 WIDE = ("int8-row", "fp8-row", "fp8-tensor")
 LOOKED_UP = ("gptq",)  # vLLM looks into the files for what is quantised, too
 APART = 0.12  # of acceptance at depth 1 in BF16, where a rounded sum may choose another token
+OTHERWISE = 20  # so many drafts or acceptances more or fewer are another head's
 SIZES: dict[str, Any] = {"head_dim": 32, "hidden_size": 128, "intermediate_size": 256}
 
 
 @dataclass
 class Result:
-    name: str
+    name: str  # a format and what was done with it, or a head of the demo's model
     dtype: str
     ours: tuple[int, ...] = ()  # drafts, then accepted at depth 1, 2, ..., cumulative
     vllm: tuple[int, ...] = ()
     same_tokens: str = ""  # prompts whose tokens are the same in both, of all
     control: str = ""
+    before: tuple[int, ...] = ()  # ours, of the head that `stitch` took the place of
     not_run: str = ""  # vLLM's error
     failures: list[str] = field(default_factory=list)
     seconds: int = 0
@@ -61,21 +67,34 @@ class Result:
             print(f"FAILED {self.name}: {claim}", flush=True)
 
 
-def restored(form: str, work: Path) -> Path:
-    """A quantised checkpoint that lost its head and got it back."""
-    plain = write_tiny("mimo", work / "plain", dtype="BF16", **SIZES)
+def quantized(plain: Path, form: str, out: Path, *, with_head: bool) -> Path:
+    """A plain checkpoint in a format."""
     model = Checkpoint.open(plain)
-    sources = {name: model.source(name) for name in model.tensors}
-    lost = set(head_names(plain).values())
-    config, made = quantized_copy(
-        model.config.raw, {name: s for name, s in sources.items() if name not in lost}, form
-    )
-    write_made(config, made, work / "lost", facts={})
+    left_out = set() if with_head else set(head_names(plain).values())
+    sources = {name: model.source(name) for name in model.tensors if name not in left_out}
+    write_made(*quantized_copy(model.config.raw, sources, form), out, facts={})
     for file in plain.iterdir():
-        if not (work / "lost" / file.name).exists() and file.suffix != ".safetensors":
-            shutil.copy(file, work / "lost")
-    headstart("restore", work / "lost", "--from", plain, "--out", work / "restored")
-    return work / "restored"
+        if not (out / file.name).exists() and file.suffix != ".safetensors":
+            shutil.copy(file, out)
+    return out
+
+
+def restored(form: str, work: Path) -> tuple[Path, Callable[[], Path]]:
+    """A quantised checkpoint that lost its head and got it back; and the control."""
+    plain = write_tiny("mimo", work / "plain", dtype="BF16", **SIZES)
+    lost = quantized(plain, form, work / "lost", with_head=False)
+    headstart("restore", lost, "--from", plain, "--out", work / "restored")
+    return work / "restored", lambda: mistaken(work / "restored", work / "mistaken")
+
+
+def stitched(form: str, work: Path) -> tuple[Path, Callable[[], Path]]:
+    """A quantised checkpoint that got another head; and the same before it did, the control."""
+    plain = write_tiny("mimo", work / "plain", dtype="BF16", **SIZES)
+    silent = with_changed_head(plain, work / "silent", drop_block)
+    before = quantized(silent, form, work / "before", with_head=True)
+    headstart("export", plain, "--out", work / "head")
+    headstart("stitch", work / "head", before, "--out", work / "stitched")
+    return work / "stitched", lambda: before
 
 
 def mistaken(model: Path, out: Path) -> Path:
@@ -96,26 +115,28 @@ def mistaken(model: Path, out: Path) -> Path:
 def check(
     name: str, heads: dict[str, Path], python: Path, work: Path, versions: dict[str, str]
 ) -> Result:
-    is_demo = name in heads
-    is_wide = name in WIDE or (is_demo and not _has_four_bits(heads[name]))
-    result = Result(name, "F32" if is_wide else "BF16")
-    prompts = None
-    if is_demo:
-        model = work / "stitched"
-        headstart("stitch", heads[name], demo.folder(), "--out", model)
-        prompts = questions(model)
+    if name in heads:
+        head = heads[name]
+        result = Result(name, "BF16" if _has_four_bits(head) else "F32")
+        headstart("stitch", head, demo.folder(), "--out", work / "stitched")
+        model, control, prompts = work / "stitched", None, questions(work / "stitched")
     else:
-        model = restored(name, work)
+        way, _, form = name.partition(" ")
+        result, prompts = Result(name, "F32" if form in WIDE else "BF16"), None
+        model, control = (restored if way == "restore" else stitched)(form, work)
     own = ours(model, DEPTH, prompts)
     result.ours = own.counters
     result.expect(0.15 <= own.rates[0] <= 0.95, f"ours: acceptance {own.rates[0]} at depth 1")
+    if name.startswith("stitch ") and control is not None:
+        result.before = ours(control(), DEPTH).counters
+        result.expect(apart(result.before, result.ours) > OTHERWISE, "ours: as before the stitch")
     with Vllm(python, work / "vllm.log", work) as vllm:
         versions.update(vllm.versions)
         try:
             theirs = vllm.serve(model, DEPTH, result.dtype, prompts)
         except EngineFailed as error:
             result.not_run = str(error)
-            print(f"{name:20} not run by vLLM: {error}", flush=True)
+            print(f"{name:26} {result.ours} not run by vLLM: {error}", flush=True)
             return result
         result.vllm = theirs.counters
         pairs = list(zip(own.tokens, theirs.tokens, strict=True))
@@ -124,9 +145,9 @@ def check(
             abs(theirs.rates[0] - own.rates[0]) <= APART,
             f"acceptance at depth 1 is {own.rates[0]} in ours, {theirs.rates[0]} in vLLM",
         )
-        if not is_demo:
-            result.control = _control(model, work, vllm, result)
-    print(f"{name:20} {result.ours} {result.vllm} same tokens {result.same_tokens}", flush=True)
+        if control is not None:
+            result.control = _control(control(), vllm, result)
+    print(f"{name:26} {result.ours} {result.vllm} same tokens {result.same_tokens}", flush=True)
     return result
 
 
@@ -134,13 +155,14 @@ def _has_four_bits(head: Path) -> bool:
     return Checkpoint.open(head).config.quantization.get("format") == "pack-quantized"
 
 
-def _control(model: Path, work: Path, vllm: Vllm, result: Result) -> str:
+def _control(model: Path, vllm: Vllm, result: Result) -> str:
     try:
-        found = vllm.serve(mistaken(model, work / "mistaken"), DEPTH, result.dtype)
+        found = vllm.serve(model, DEPTH, result.dtype)
     except EngineFailed as error:
         return f"does not load: {str(error)[:120]}"
-    is_other = apart(found.counters, result.vllm) > 20
-    result.expect(is_other or result.name in LOOKED_UP, "the control counts the same")
+    is_other = apart(found.counters, result.vllm) > OTHERWISE
+    is_same = result.name in [f"restore {form}" for form in LOOKED_UP]
+    result.expect(is_other or is_same, "the control counts the same")
     return f"{found.accepted[0]} of {found.drafts} accepted"
 
 
@@ -151,10 +173,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--heads", nargs="*", type=Path, default=[], help="of the demo's model")
     parser.add_argument("--only", nargs="*", choices=FORMATS, default=None)
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     options = parser.parse_args()
     python = python_of(options.envs, "vllm")
     heads = {f"{DEMO} {folder.name}": folder.resolve() for folder in options.heads}
-    names = [*(FORMATS if options.only is None else options.only), *heads]
+    forms = FORMATS if options.only is None else options.only
+    names = [*(f"{way} {form}" for way in options.ways for form in forms), *heads]
 
     def one(name: str, work: Path, versions: dict[str, str]) -> Result:
         return check(name, heads, python, work, versions)
