@@ -1,4 +1,5 @@
-"""What Triton 3.6 refuses in kernels and 3.9 takes, by their sources: the tests have the latter.
+"""What Triton refuses in kernels, by their sources: the interpreter takes it, and of the variants
+of a kernel only some are compiled in tests.
 
 - A float is no truth value: `if LIMIT:` has to be `if LIMIT > 0:`. So no constant that is a number
   somewhere is taken as one, but for those that are always whole.

@@ -375,7 +375,7 @@ JOBS: list[Job] = [
     (linear._gated, {**TILE, "IS_EVEN": True}, {}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False}, {}),
     (adjusting._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
-                        "PENALISES": True, "PROCESSES": True, "TILE": 1024},
+                        "PENALISES": True, "PROCESSES": True, "STORES": True, "TILE": 1024},
      {**CHOOSING, "logits": "*fp32"}),
     (sampling._draw, {**CUT_ROW, "HAS_IDS": True}, CHOOSING),
     (sampling._finish, {**CUT_ROW, "HAS_IDS": True, "STEP": 4096, "num_warps": 8}, CHOOSING),
@@ -473,7 +473,7 @@ JOBS: list[Job] = [
     (copies._follow, {"BLOCK": 32, "num_warps": 1}, BATCH),
     (squeezed._fit_drafts, {"MOST": 16, "REQUESTS": 64, "num_warps": 1}, BATCH),
     (squeezed._squeeze_rows, {"ROWS": 9, "BLOCK": 16, "REQUESTS": 64, "FILL": 128, "PAGE": 16,
-                              "num_warps": 1}, BATCH),
+                              "FEW": 4, "num_warps": 1}, BATCH),
 ]  # fmt: skip
 
 
@@ -482,6 +482,9 @@ def described(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> Descri
     options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
     fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
     kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
+    # As a number of the run it would be compiled in another way than it is launched.
+    left = [own.name for own in kernel.params if own.is_constexpr and own.name not in fixed]
+    assert not left, f"{kernel.__name__} lacks {left}"
     words = {
         name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names
     }

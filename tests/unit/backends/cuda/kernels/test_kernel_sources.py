@@ -1,4 +1,4 @@
-"""Kernels keep to what Triton 3.6 compiles, too; the compiler that tests run takes more."""
+"""What the compiler would refuse in variants of kernels that no test compiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import headstart
 FOLDER = Path(headstart.__file__).parent / "backends" / "cuda" / "kernels"
 KERNELS = [kernel for file in sorted(FOLDER.glob("*.py")) for kernel in functions(file.read_text())]
 
-# Both were refused on a GPU, by the compiler of its PyTorch, and had passed all tests.
+# Both were refused on a GPU and had passed all tests: those compiled other variants.
 LIMITED = """
 @jit
 def gated(gate, up, LIMIT: tl.constexpr = 0):
