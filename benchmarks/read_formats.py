@@ -56,7 +56,8 @@ def rounded_rows(x: torch.Tensor, group: int) -> torch.Tensor:
     parts = pad(x, (0, -width % (group or width))).unflatten(-1, (-1, group or width))
     scales = parts.abs().amax(-1, keepdim=True).clamp(min=1e-12) / _LARGEST
     steps = (parts / scales).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
-    return (steps.to(x.dtype) * scales).flatten(-2)[..., :width]
+    rounded: torch.Tensor = (steps.to(x.dtype) * scales).flatten(-2)
+    return rounded[..., :width]
 
 
 def _int8_groups(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
