@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from support.long_runs import unless_long
 from support.swapped_heads import acceptance, answered, bits_of, heads_of
 from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, model, settings, start
+
+from headstart.vocab.draft_vocab import DraftVocab
 
 pytest.importorskip("triton")
 
@@ -33,5 +36,28 @@ def test_texts_stay_and_drafts_are_those_of_the_new_head(tiny: Tiny, draft_weigh
     weak = acceptance(engine, PROMPTS[1:4:2], [greedy(6)] * 2)
     engine.swap_head(heads.good)
     good = [acceptance(own, PROMPTS[1:4:2], [greedy(6)] * 2) for own in (engine, fresh)]
+    assert good[0] == good[1] != weak
+    assert bits_of(engine) == bits_of(fresh)
+
+
+@pytest.mark.parametrize("draft_weights", unless_long(["int8"], ["as-dtype", "int8"]))
+def test_a_draft_vocabulary_comes_with_the_head(tiny: Tiny, draft_weights: Any) -> None:
+    """Greedy and seeded requests, and those by the rejection rule."""
+    heads = heads_of(model(tiny))
+    wanted = ids_of(start(heads.model, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
+    old, new = (
+        DraftVocab.of((t for t in range(64) if t % 8 != left_out), vocab_size=64)
+        for left_out in (0, 3)
+    )
+    engine, fresh = (
+        start(folder, "on", draft_weights=draft_weights, draft_vocab=[vocab])
+        for folder, vocab in ((heads.weak_model, old), (heads.model, new))
+    )
+    asked = [greedy(6), replace(settings()[1], acceptance="rejection")]
+    weak = acceptance(engine, PROMPTS[1:4:2], asked)
+    swaps = [engine.prepare_head(*each) for each in ((heads.good, new), (heads.weak, old))]
+    found = answered(engine, PROMPTS[:2], settings()[:2], [*swaps, swaps[0]], every=1)
+    assert found == wanted
+    good = [acceptance(own, PROMPTS[1:4:2], asked) for own in (engine, fresh)]
     assert good[0] == good[1] != weak
     assert bits_of(engine) == bits_of(fresh)
