@@ -93,7 +93,7 @@ def test_stitch_export_and_score_take_a_learned_head(learned: Learned, tmp_path:
     for head in (learned.heads.weak, learned.head):
         found = headstart(
             "score", model, "--head", str(head), "--data", str(data), "--bandwidth", "100",
-            "--device", "cpu", "--json",
+            "--device", "cpu", "--dtype", "float64", "--json",
         )  # fmt: skip
         assert found.returncode == 0, found.stderr
         (result,) = json.loads(found.stdout)["results"]

@@ -99,7 +99,7 @@ def num_with_states(heads: Heads, folder: Folder, store: Store) -> int:
     stored = StoredStates(folder.states, model.kind, model.trunk.config.hidden)
     count = 0
     for text in store.texts.values():
-        record = text.record()
+        record = text.record
         found = stored.find(record)
         if found is not None:
             wanted = InProcess(model).states(Row((record,)))
