@@ -1,7 +1,7 @@
 """A learning server that is killed at any stage, or whose disk is full: the next start goes on.
 
-Each starts two servers and two learners, so they run in `make test-long` alone: on 2026-11-18 all
-six stages and the full disk passed.
+Each starts two servers and two learners, so they run in `make test-long` alone: on 2026-11-19 all
+seven stages and the full disk passed.
 """
 
 from __future__ import annotations
