@@ -4,8 +4,9 @@
 
 Two servers of the demo's model, one of them with `--learn` and enough texts to learn from all the
 time. They answer the same requests in turns, one server stopped while the other is measured, so
-that both see the machine in the same state. Time per token is a request's time after its first
-token over the tokens that came after it, streamed, as `headstart bench` counts it.
+that both see the machine in the same state. What is measured is kept, with the trunk's states, as
+usual requests are. Time per token is a request's time after its first token over the tokens that
+came after it, streamed, as `headstart bench` counts it.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class Server:
             self._log.write(line)
             self._log.flush()
 
-    def ask(self, asked: Asked, *, is_kept: bool) -> tuple[int, float]:
+    def ask(self, asked: Asked) -> tuple[int, float]:
         """Tokens after the first chunk, and the seconds that they took."""
         body = {
             "model": "default", "messages": [{"role": "user", "content": asked.text}],
             "temperature": 0, "max_tokens": _MAX_TOKENS, "stream": True, "ignore_eos": True,
-            "headstart": {"learn": is_kept}, "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True},
         }  # fmt: skip
         first = last = 0.0
         tokens = 0
@@ -80,10 +81,10 @@ class Server:
                     first = first or last
         return tokens - 1, last - first
 
-    def load(self, asked: list[Asked], streams: int, *, is_kept: bool) -> dict[str, Any]:
+    def load(self, asked: list[Asked], streams: int) -> dict[str, Any]:
         started = time.perf_counter()
         with ThreadPoolExecutor(streams) as pool:
-            found = list(pool.map(lambda one: self.ask(one, is_kept=is_kept), asked))
+            found = list(pool.map(self.ask, asked))
         seconds = time.perf_counter() - started
         per_token = sorted(spent / tokens for tokens, spent in found if tokens > 0)
         return {
@@ -131,7 +132,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {name: [] for name in servers}
     try:
         if arguments.filled is None:
-            servers["learning"].load(texts, 8, is_kept=True)
+            servers["learning"].load(texts, 8)
         status = folder / "status.json"
         while not status.is_file() or json.loads(status.read_text())["steps"] < 3:
             time.sleep(2)  # it learns: from now on it would always run if it were let
@@ -139,7 +140,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         for _ in range(arguments.rounds):
             for name, server in servers.items():
                 server.signal_all(signal.SIGCONT)
-                result[name].append(server.load(asked, arguments.streams, is_kept=False))
+                result[name].append(server.load(asked, arguments.streams))
                 server.signal_all(signal.SIGSTOP)
                 print(name, f"{result[name][-1]['tokens_per_second']:.1f} tokens/s", flush=True)
     finally:
@@ -149,6 +150,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         **result, "share": arguments.share, "streams": arguments.streams, "cpu": cpu_name(),
         "cores": os.cpu_count(), "let_run": found["share"], "steps": found["steps"],
+        "checks": found["checks"], "swaps": found["swaps"], "collected": found["collected"],
+        "rounds": arguments.rounds, "requests": len(asked),
     }  # fmt: skip
 
 
@@ -177,19 +180,24 @@ def main() -> None:
     out: Path = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+    names = ("served", "asked", "streams", "rounds", "share")
+    numbers = " ".join(f"--{name} {getattr(arguments, name):g}" for name in names)
     lines = [
         "# What learning costs while requests run, on a CPU", "",
         f"{result['cpu']}, {result['cores']} cores; the demo's model in int8, K = 3, "
         f"{result['streams']} streams, `--learn-share {result['share']:g}`; both servers in turns. "
-        f"The learner was let run {result['let_run']:.1%} of the time.", "",
+        f"The learner was let run {result['let_run']:.1%} of the time ({result['steps']} steps, "
+        f"{result['checks']} checks, {result['swaps']} swaps).",
+        f"{result['rounds']} rounds of {result['requests']} requests each; "
+        f"{result['collected']['texts']} answers were kept, {result['collected']['with_states']} "
+        "of them with the trunk's states.", "",
         "| | tokens/s | time per token, median | p99 |", "|---|---|---|---|",
         *(f"| {name} | {found['tokens_per_second']:.1f} | {found['median_ms']:.1f} ms | "
           f"{found['p99_ms']:.1f} ms |" for name, found in sums.items()),
         "| change | " + " | ".join(
             f"{sums['learning'][k] / sums['without'][k] - 1:+.1%}"
             for k in ("tokens_per_second", "median_ms", "p99_ms")) + " |", "",
-        f"`python benchmarks/learning_cost.py --streams {result['streams']} "
-        f"--share {result['share']:g}`", "",
+        f"`python benchmarks/learning_cost.py --texts texts --work work --out out {numbers}`", "",
     ]  # fmt: skip
     out.with_suffix(".md").write_text("\n".join(lines))
     print(json.dumps(sums))

@@ -88,9 +88,7 @@ def _serve(
     own = with_shipped_vocab(model, head, options)
     learning: Learning | None = None
     if learn.learn is not None:
-        learning, own = _start_learning(
-            model, head, own, learn, server.api_keys, is_vocab_given=options.draft_vocab is not None
-        )
+        learning, own = _start_learning(model, head, own, learn, server.api_keys)
 
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
@@ -122,12 +120,13 @@ def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineO
 
 def _start_learning(
     model: str, head: Path | None, options: EngineOptions, learn: LearnOptions,
-    keys: tuple[str, ...], *, is_vocab_given: bool,
+    keys: tuple[str, ...],
 ) -> tuple[Learning, EngineOptions]:  # fmt: skip
-    """The learner, and options of the engine: both draft with the vocabulary that learning renewed,
-    unless the user gave another, or none ships for the model."""
+    """The learner, and options of the engine: both draft with what learning made of the draft
+    vocabulary, unless another one is given than before."""
     from headstart.learn.starting import is_gpu, is_on, open_folder, start_lines
     from headstart.learn.supervisor import Learning
+    from headstart.learn.vocabs import first_vocab
 
     log = logging.getLogger("headstart.learn")
     device = options.device if learn.learn_device == "same" else learn.learn_device
@@ -139,9 +138,12 @@ def _start_learning(
         learn, lambda served: replace(task, head=str(served)), shares_device=shares_device,
         is_gpu=is_gpu(device),
     )  # fmt: skip
-    renewed = learning.renewed_vocab
-    if renewed is not None and options.draft_vocab is not None and not is_vocab_given:
-        options = replace(options, draft_vocab=str(renewed))
-    task = replace(task, vocab=options.draft_vocab)  # which the learner is started with
+    if options.draft_vocab is not None:
+        vocab = first_vocab(learning.folder, learning.serving_path, Path(options.draft_vocab))
+        if str(vocab) != options.draft_vocab:
+            log.info("learning: drafts come from %s, counted anew from the given one", vocab)
+        options = replace(options, draft_vocab=str(vocab))
+    # Which the learner is started with; it knows no tokens that requests have beside a list.
+    task = replace(task, vocab=options.draft_vocab, renews_vocab=not options.draft_vocab_own)
     learning.start()
     return learning, options

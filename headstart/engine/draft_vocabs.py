@@ -7,6 +7,7 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.checkpoint.reader import Checkpoint
@@ -27,7 +28,9 @@ _LAST_CHARACTERS, _LAST_TOKENS = 4000, 1000
 class DraftVocabs:
     """Named maps; empty where the whole vocabulary is all there is."""
 
-    def __init__(self, vocabs: Sequence[DraftVocab] = ()):
+    def __init__(self, vocabs: Sequence[DraftVocab] = (), *, has_own: bool = False):
+        """has_own: whether requests draft tokens of their own text beside a map."""
+        self._has_own = has_own
         self.by_name = {vocab.name: vocab for vocab in vocabs}
         if len(self.by_name) < len(vocabs):
             raise DataError(
@@ -49,7 +52,7 @@ class DraftVocabs:
                 tokenizer_sha=None if sha == ABSENT else sha,
                 where=f"{source}: map {vocab.name!r}" if isinstance(source, str | Path) else "",
             )
-        return cls(vocabs)
+        return cls(vocabs, has_own=own > 0)
 
     def own_rules(self, limit: int, vocab_size: int) -> dict[str, OwnRule]:
         """By map: which tokens of its text a request drafts beside it; none where limit is 0."""
@@ -63,6 +66,30 @@ class DraftVocabs:
     def notes(self) -> list[str]:
         sizes = ", ".join(f"{name} ({len(v.ids)} tokens)" for name, v in self.by_name.items())
         return [f"draft vocabularies: {sizes}"] if sizes else []
+
+    def why_not(self, new: DraftVocab) -> str | None:
+        """What keeps this one from taking the running one's place, or None."""
+        if len(self.by_name) != 1:
+            return f"{len(self.by_name)} draft vocabularies run, and one can be replaced"
+        (running,) = self.by_name.values()
+        if len(new.ids) != len(running.ids):
+            return f"it has {len(new.ids)} tokens, the running one {len(running.ids)}"
+        if self._has_own:
+            return "requests draft tokens of their own beside the running one"
+        if new.tokenizer_sha != running.tokenizer_sha:
+            return "it was made with another tokenizer than the running one"
+        return None
+
+    def replacing(self, new: DraftVocab) -> dict[str, tuple[int, ...]]:
+        """The new ids by the running one's name; ConfigError where they cannot take its place."""
+        if (reason := self.why_not(new)) is not None:
+            raise ConfigError(f"draft vocabulary {new.name!r} cannot be swapped in: {reason}.")
+        return dict.fromkeys(self.by_name, new.ids)
+
+    def replaced(self, ids: Mapping[str, Sequence[int]]) -> None:
+        """From now on these are the ids of the maps of these names."""
+        for name, own in ids.items():
+            self.by_name[name] = replace(self.by_name[name], ids=tuple(own), coverage=None)
 
     def _check(self, asked: str | None) -> None:
         """RequestError if a request names a vocabulary that is not there."""

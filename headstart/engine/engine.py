@@ -28,6 +28,7 @@ from headstart.engine.request import Admission, Asked, State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_runnable
 from headstart.sampling.params import SamplingParams
+from headstart.vocab.draft_vocab import DraftVocab
 
 _WARM_TOKENS = 12  # of the request that a start makes, and more than it needs
 
@@ -114,9 +115,15 @@ class Engine:
         if self.policy is not None:
             self.policy.reset()
 
-    def prepare_head(self, folder: str | Path) -> PreparedHead:
-        """Load another head beside the running one and check that it fits; safe in any thread."""
-        return self.backend.prepare_head(Path(folder))
+    def prepare_head(
+        self, folder: str | Path, draft_vocab: DraftVocab | None = None
+    ) -> PreparedHead:
+        """Load another head beside the running one and check that it fits; safe in any thread.
+
+        draft_vocab: what is to take the place of the draft vocabulary with it.
+        """
+        vocabs = {} if draft_vocab is None else self.draft_vocabs.replacing(draft_vocab)
+        return self.backend.prepare_head(Path(folder), vocabs)
 
     def swap_head(self, head: str | Path | PreparedHead) -> None:
         """Draft with another head from the next step on; between two steps, requests go on.
@@ -126,6 +133,7 @@ class Engine:
         """
         prepared = head if isinstance(head, PreparedHead) else self.prepare_head(head)
         self.backend.swap_head(prepared)
+        self.draft_vocabs.replaced({name: ids.tolist() for name, ids in prepared.ids.items()})
         self.head_version += 1
         if self.policy is not None:
             self.policy.reset()  # what it has learnt is about the old head

@@ -93,7 +93,8 @@ def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
     assert options.batch_tokens is not None
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
-        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds, vocab=vocab,
+        batch_tokens=options.batch_tokens, least_seconds=task.least_seconds,
+        vocab=vocab if task.renews_vocab else None,
         known=KnownWalks(folder.heads / KNOWN),
         ahead=[*base.heldout, *base.train] if waits else (),
     )  # fmt: skip

@@ -20,7 +20,7 @@ from headstart.learn.mixing import Mix
 from headstart.learn.steering import Steering
 from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining, NotFinite
-from headstart.learn.vocabs import FILE, renewed, write_vocab
+from headstart.learn.vocabs import FILE, renewed, vocab_beside, write_vocab
 from headstart.vocab.draft_vocab import DraftVocab
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ class LearningLoop:
         ahead: Sequence[Record] = (), clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
         """out: where the next head goes. least_seconds: of training between two checks. vocab: that
-        is served. known: of the first head. ahead: whose states are computed while there is nothing
-        to learn. clock: of the work that is done, not of waiting."""
+        is served, to be counted anew. known: of the first head. ahead: whose states are computed
+        while there is nothing to learn. clock: of the work that is done, not of waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
@@ -108,7 +108,14 @@ class LearningLoop:
             self._training.serve(head)
         self._checker.swapped(is_learned=is_offered)
         self._steering.served(is_learned=is_offered)
+        self._draft_from(vocab_beside(head))
         self._offered, self._failures = None, 0
+
+    def _draft_from(self, vocab: DraftVocab | None) -> None:
+        """The list that lies beside the serving head."""
+        if self._vocab is not None and vocab is not None and vocab.ids != self._vocab.ids:
+            self._vocab = vocab
+            self._training.draft_from(vocab.ids)
 
     def refused(self) -> None:
         """The server keeps its head; learning starts anew from that one."""
@@ -222,7 +229,10 @@ class LearningLoop:
         self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
 
     def _renew_vocab(self, out: Path, share: float) -> None:
-        """Put the draft vocabulary beside the head: counted anew where that is certainly better."""
+        """Put the draft vocabulary beside the head: counted anew where that is certainly better.
+
+        It takes the running one's place with the head.
+        """
         if self._vocab is None:
             return
         recent, base = self._compared()
@@ -236,12 +246,12 @@ class LearningLoop:
             for part in (recent, base)
         ]  # fmt: skip
         is_better = gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE)
-        write_vocab(new if is_better else self._vocab, out)  # a start takes the one of its head
+        write_vocab(new if is_better else self._vocab, out)
         if is_better:
+            self._checker.learned = dict(new_walks)
             self._tell("vocab", {"reason": (
                 f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
-                f"answers): {out / FILE}, which the demo takes at its next start; give "
-                "it to other models by --draft-vocab"
+                f"answers) and comes with head {out.name}: {out / FILE}"
             )})  # fmt: skip
 
     def _compared(self) -> tuple[list[Record], list[Record]]:

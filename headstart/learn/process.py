@@ -42,6 +42,7 @@ class Task:
     max_bytes: int
     overrides: dict[str, Any]  # of the options of training
     vocab: str | None = None  # file of the draft vocabulary that is served
+    renews_vocab: bool = True  # whether it is counted anew
     least_seconds: float = 60.0  # of training between two checks
     # Steps until the rate is reached: AdamW's first ones move every weight by the rate, whatever
     # the gradient says, and that costs what was known (docs/lab-log.md).

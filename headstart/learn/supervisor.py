@@ -27,7 +27,6 @@ from headstart.learn.live import LiveWatch
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.texts import Text
-from headstart.learn.vocabs import FILE
 
 if TYPE_CHECKING:
     from headstart.engine.kept_states import KeptStates
@@ -83,12 +82,6 @@ class Learning:
     @property
     def serving_path(self) -> Path:
         return self.heads.path(self.serving_name)
-
-    @property
-    def renewed_vocab(self) -> Path | None:
-        """The draft vocabulary that the serving head was checked with; none beside the first."""
-        path = self.serving_path / FILE
-        return path if path.is_file() else None
 
     def start(self) -> None:
         """Start the learner; it loads its model while the caller loads its own."""

@@ -157,6 +157,12 @@ class HeadTraining:
         finally:
             self._walked_heads = kept
 
+    def draft_from(self, vocab_ids: Sequence[int]) -> None:
+        """Walk answers with drafts from these tokens alone from now on."""
+        self._walked_heads = self._lm_heads(vocab_ids)
+        if self._taught is None:
+            self._taught_heads = self._walked_heads
+
     def adopt(self, share: float) -> None:
         """The head that was written serves from now on; learning goes on from where it is."""
         learner = self._at(share)

@@ -1,8 +1,8 @@
 """The draft vocabulary that is served, counted again on what was collected.
 
 It keeps its size. Tokens that texts hold come in, the most frequent first; tokens that they do not
-hold and that come late in the vocabulary make room. The demo takes it at its next start; to
-other models it is given by `--draft-vocab`.
+hold and that come late in the vocabulary make room. Beside every head lies the list that serves
+with it, and that takes its place together with it.
 """
 
 from __future__ import annotations
@@ -13,19 +13,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headstart.learn.folder import Folder
+from headstart.learn.heads import START
+from headstart.learn.known import NAME as KNOWN
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read, write
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
 
-FILE = "draft_vocab.json"  # in the folder of a learned head
+FILE = "draft_vocab.json"  # in the folder of a head
 
 
 def served_vocab(path: Path | None) -> DraftVocab | None:
     """The one map of a file; None where there is none, or one for each of several languages."""
     found = read(path) if path is not None else []
     return found[0] if len(found) == 1 else None
+
+
+def vocab_beside(head: Path) -> DraftVocab | None:
+    """What serves with a head; None where drafts come from no list, or one for each language."""
+    path = head / FILE
+    return served_vocab(path) if path.is_file() else None
+
+
+def first_vocab(folder: Folder, serving: Path, given: Path) -> Path:
+    """The file that a server begins with: what was learned from the given list, where it is the one
+    that was given before; else the given one, which then lies beside every head."""
+    vocab = served_vocab(given)
+    if vocab is None:
+        return given
+    before = vocab_beside(folder.heads / START)
+    is_known = before is not None and before.ids == vocab.ids
+    if is_known and (serving / FILE).is_file():
+        return serving / FILE
+    if before is not None and not is_known:  # what was known was drafted from that one
+        (folder.heads / KNOWN).unlink(missing_ok=True)
+    others = [path.parent for path in folder.heads.glob(f"*/{FILE}")]
+    for head in dict.fromkeys([*others, serving, folder.heads / START]):
+        write_vocab(vocab, head)
+    return given
 
 
 def renewed(served: DraftVocab, records: Iterable[Record]) -> DraftVocab:
@@ -43,5 +70,5 @@ def renewed(served: DraftVocab, records: Iterable[Record]) -> DraftVocab:
 
 
 def write_vocab(vocab: DraftVocab, head: Path) -> None:
-    """Beside the head that it was checked with."""
+    """Beside the head that it serves with."""
     write([vocab], head / FILE, overwrite=True)

@@ -11,6 +11,7 @@ from headstart.engine.output import Completion, Result
 from headstart.learn.certainty import counted
 from headstart.learn.supervisor import Learning
 from headstart.learn.texts import Text
+from headstart.learn.vocabs import vocab_beside
 from headstart.server.channels import Job
 from headstart.server.worker import CUT, Worker
 
@@ -23,7 +24,10 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
     """From now on answers are learned from, and heads swapped."""
 
     def swap(folder: Path) -> None:
-        prepared = engine.prepare_head(folder)
+        vocab = vocab_beside(folder)
+        if vocab is not None and engine.draft_vocabs.why_not(vocab) is not None:
+            vocab = None  # the engine was started with other lists, or with none
+        prepared = engine.prepare_head(folder, vocab)
         done = worker.between_steps(lambda own: own.swap_head(prepared))
         try:
             done.result(_SWAP_SECONDS)

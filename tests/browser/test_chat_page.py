@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import httpx
-from support.page_runs import KEY, QUESTION, OpenPage, ask, endless, last_answer, numbers
+from support.page_runs import (
+    KEY,
+    QUESTION,
+    OpenPage,
+    ask,
+    endless,
+    greeted,
+    last_answer,
+    numbers,
+)
 from support.server_runs import Server
 
 
@@ -183,3 +193,38 @@ def test_the_stop_button_aborts_the_request_on_the_server(
             return
         page.wait_for_timeout(100)
     raise AssertionError("the server went on")
+
+
+def test_a_server_that_learns_says_so_and_how_its_head_gets_on(open_page: OpenPage) -> None:
+    page = open_page()
+    assert page.locator("#learning").is_hidden(), "without --learn nothing is said of it"
+    found = {"collected_texts_total": 12, "steps_total": 340, "checks_total": 5, "swaps_total": 2,
+             "rollbacks_total": 1}  # fmt: skip
+
+    def learning(route: Any) -> None:
+        lines = [f'headstart:learn_{name}{{model_name="x"}} {n}' for name, n in found.items()]
+        lines += [
+            f'headstart:learn_acceptance_length{{kind="other",head="{head}"}} {length}'
+            for head, length in (("before", 1.5), ("after", 1.75))
+        ]
+        text = route.fetch().text() + "\n".join(lines) + "\n"
+        route.fulfill(body=text, content_type="text/plain")
+
+    page.route("**/metrics", learning)
+    page.reload()
+    greeted(page)
+    lines = page.locator("#learned li")
+    lines.nth(3).wait_for()
+    assert lines.all_inner_texts() == [
+        "12 answers kept", "340 training steps, 5 checks", "2 heads swapped in, 1 taken back",
+        "tokens per round on held-out answers: 1.50 serving, 1.75 learning",
+    ]  # fmt: skip
+    found["swaps_total"] = 3
+    page.locator("#learned", has_text="3 heads swapped in").wait_for()
+    bodies: list[dict[str, Any]] = []
+    page.on("request", lambda r: bodies.append(r.post_data_json) if r.post_data else None)
+    ask(page, tokens=4)
+    page.check("#decline")
+    ask(page, tokens=4)
+    assert ["learn" in body["headstart"] for body in bodies] == [False, True]
+    assert bodies[1]["headstart"]["learn"] is False

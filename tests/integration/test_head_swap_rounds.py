@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from support.swapped_heads import acceptance, answered, bits_of, heads_of
 from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, model, settings, start
 
+from headstart.vocab.draft_vocab import DraftVocab
+
 pytest.importorskip("triton")
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -18,20 +21,25 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 @pytest.mark.parametrize("draft_weights", unless_long(["int8"], ["as-dtype", "int8"]))
 def test_texts_stay_and_drafts_are_those_of_the_new_head(tiny: Tiny, draft_weights: Any) -> None:
+    """With another draft vocabulary in the end; of greedy and seeded requests, and of one by the
+    rejection rule."""
     heads = heads_of(model(tiny))
     wanted = ids_of(start(heads.model, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
-    vocab = [token for token in range(64) if token % 8]
+    old, new = (DraftVocab.of(range(first, 64, 2), vocab_size=64) for first in (0, 1))
     engine, fresh = (
-        start(folder, "on", draft_weights=draft_weights, draft_vocab=vocab)
-        for folder in (heads.weak_model, heads.model)
+        start(folder, "on", draft_weights=draft_weights, draft_vocab=[vocab])
+        for folder, vocab in ((heads.weak_model, old), (heads.model, new))
     )
     assert engine.backend.name == "cuda"
     before = bits_of(engine)
-    found = answered(engine, PROMPTS[:2], settings()[:2], [heads.good, heads.weak], every=1)
-    assert found == wanted
+    swaps = [engine.prepare_head(*each) for each in ((heads.good, new), (heads.weak, old))]
+    assert answered(engine, PROMPTS[:2], settings()[:2], swaps, every=1) == wanted
     assert bits_of(engine) == before, "there and back leaves every bit as it was"
-    weak = acceptance(engine, PROMPTS[1:4:2], [greedy(6)] * 2)
+    asked = [greedy(6), replace(settings()[1], acceptance="rejection")]
+    weak = acceptance(engine, PROMPTS[1:4:2], asked)
     engine.swap_head(heads.good)
-    good = [acceptance(own, PROMPTS[1:4:2], [greedy(6)] * 2) for own in (engine, fresh)]
-    assert good[0] == good[1] != weak
+    other = acceptance(engine, PROMPTS[1:4:2], asked)
+    engine.swap_head(swaps[0])
+    good = [acceptance(own, PROMPTS[1:4:2], asked) for own in (engine, fresh)]
+    assert good[0] == good[1] and weak != good[0] != other
     assert bits_of(engine) == bits_of(fresh)

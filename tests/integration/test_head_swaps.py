@@ -30,6 +30,7 @@ from headstart.sampling.params import SamplingParams
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates
 from headstart.simulate.scoring import WHOLE, score
+from headstart.vocab.draft_vocab import DraftVocab
 
 PROMPTS = make_prompts()
 needs_numba = pytest.mark.skipif(why_missing() is not None, reason="no numba here")
@@ -122,6 +123,65 @@ def test_drafts_after_a_swap_are_those_of_an_engine_that_began_with_the_head(
     engine.swap_head(heads.weak)
     assert acceptance(engine, prompts, params) == weak
     assert bits_of(engine) == before, "there and back leaves every bit as it was"
+
+
+EVEN, ODD = (DraftVocab.of(range(first, 64, 2), vocab_size=64) for first in (0, 1))
+
+
+@needs_numba
+@pytest.mark.parametrize(("family", "way"), unless_long(FAMILIES, [*FAMILIES, *MORE]), ids=str)
+def test_a_draft_vocabulary_comes_with_a_head(tiny: Tiny, family: str, way: dict[str, Any]) -> None:
+    """Drafts are then those of an engine that began with both."""
+    heads = two_heads(tiny, family)
+    fresh = start(heads.model, speculate=3, draft_vocab=[ODD], **way)
+    engine = start(heads.weak_model, speculate=3, draft_vocab=[EVEN], **way)
+    params, prompts = [greedy(16)] * 8, PROMPTS[:8]
+    good, weak = (acceptance(own, prompts, params) for own in (fresh, engine))
+    before = bits_of(engine)
+    engine.swap_head(engine.prepare_head(heads.good, ODD))
+    assert acceptance(engine, prompts, params) == good != weak
+    assert bits_of(engine) == bits_of(fresh)
+    (found,) = engine.draft_vocabs.by_name.values()
+    assert found.ids == ODD.ids
+    engine.swap_head(heads.good)
+    assert acceptance(engine, prompts, params) == good, "a head alone leaves the list"
+    engine.swap_head(engine.prepare_head(heads.weak, EVEN))
+    assert acceptance(engine, prompts, params) == weak
+    assert bits_of(engine) == before
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_texts_stay_while_draft_vocabularies_are_swapped(tiny: Tiny, way: dict[str, Any]) -> None:
+    """With preemptions and prefix hits, greedy and seeded."""
+    heads = two_soft_heads(tiny)
+    wanted = answered(start(heads.model, speculate=0, **way), PROMPTS, mixed())
+    engine = start(
+        heads.weak_model, speculate=3, slots=72, max_batched_tokens=32, draft_vocab=[EVEN], **way
+    )
+    swaps = [
+        engine.prepare_head(head, vocab)
+        for head, vocab in ((heads.good, ODD), (heads.weak, EVEN), (heads.good, ODD))
+    ]
+    assert answered(engine, PROMPTS, mixed(), swaps) == wanted
+    assert engine.head_version == 3 and engine.stats.preemptions > 0
+    assert sum(engine.stats.acceptance.accepted) > 0
+
+
+def test_a_draft_vocabulary_that_does_not_fit_is_refused(tiny: Tiny) -> None:
+    heads = two_heads(tiny)
+    engine = start(heads.weak_model, speculate=3, draft_vocab=[EVEN])
+    own = start(heads.weak_model, speculate=3, draft_vocab=[EVEN], draft_vocab_own=4)
+    whole = start(heads.weak_model, speculate=3)
+    fewer = DraftVocab.of(range(8), vocab_size=64)
+    for wrong, vocab, words in (
+        (engine, fewer, "it has 8 tokens, the running one 32"),
+        (own, ODD, "requests draft tokens of their own beside the running one"),
+        (whole, ODD, "0 draft vocabularies run, and one can be replaced"),
+    ):
+        before = bits_of(wrong)
+        with pytest.raises(ConfigError, match=words):
+            wrong.prepare_head(heads.good, vocab)
+        assert bits_of(wrong) == before and wrong.head_version == 0
 
 
 def predicted(engine: Engine, params: SamplingParams) -> list[Acceptance]:

@@ -1,7 +1,7 @@
 """A learning server that is killed at any stage, or whose disk is full: the next start goes on.
 
-Each starts two servers and two learners, so they run in `make test-long` alone: on 2026-11-18 all
-six stages and the full disk passed.
+Each starts two servers and two learners, so they run in `make test-long` alone: on 2026-11-19 all
+seven stages and the full disk passed.
 """
 
 from __future__ import annotations
@@ -9,21 +9,29 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+import torch
 from support.learning_runs import enough_prompts, learnable_heads
 from support.long_runs import long_only
 from support.server_runs import HTTP, Server, running
 from support.server_threads import wait_until
 from support.swapped_heads import Heads
 
-from headstart.learn.folder import Folder
+from headstart.checkpoint.reader import Checkpoint
+from headstart.learn.appending import size_of
+from headstart.learn.folder import STATES, Folder
 from headstart.learn.heads import LearnedHeads
+from headstart.learn.state_files import SERVED, StoredStates
 from headstart.learn.store import Store
+from headstart.train.frozen_model import load_frozen_model
+from headstart.train.packing import Row
+from headstart.train.states.source import InProcess
 
 EAGER = Path(__file__).parents[1] / "support" / "scripts" / "eager_learner.py"
 PROMPTS = enough_prompts()
@@ -72,11 +80,32 @@ def steps(folder: Path) -> int:
 STAGES: dict[str, Callable[[Server, Path], bool]] = {
     "answers are held": lambda server, folder: True,
     "texts are written": lambda server, folder: any((folder / "texts").glob("*.jsonl")),
+    "states are written": lambda server, folder: any(
+        size_of(path) for path in (folder / "states").glob(f"{SERVED}-*{STATES}")
+    ),
     "steps": lambda server, folder: steps(folder) > 0,
     "a check": lambda server, folder: said(server, "learning: after"),
     "a head is written": lambda server, folder: any((folder / "heads").glob("*0001*")),
     "a swap": lambda server, folder: said(server, "serves instead of start"),
 }
+
+
+STAGES_OF_WRITING = ("answers are held", "texts are written", "states are written")
+
+
+def num_with_states(heads: Heads, folder: Folder, store: Store) -> int:
+    """Kept texts whose states can be read whole, and are the trunk's."""
+    model = load_frozen_model(Checkpoint.open(heads.model), None, device="cpu", dtype="float32")
+    stored = StoredStates(folder.states, model.kind, model.trunk.config.hidden)
+    count = 0
+    for text in store.texts.values():
+        record = text.record
+        found = stored.find(record)
+        if found is not None:
+            wanted = InProcess(model).states(Row((record,)))
+            torch.testing.assert_close(found[:-1].float(), wanted[:-1], rtol=0.02, atol=0.02)
+            count += 1
+    return count
 
 
 @long_only
@@ -93,9 +122,9 @@ def test_a_killed_server_starts_again_with_a_head_that_served(
     serving = "start" if recorded.serving is None else recorded.serving.name
     store = Store(Folder(folder).texts, 1 << 30)
     kept = len(store.refresh())
-    assert kept == len(PROMPTS) or stage in ("answers are held", "texts are written"), (
-        "seconds are lost"
-    )
+    assert kept == len(PROMPTS) or stage in STAGES_OF_WRITING, "seconds are lost"
+    with_states = num_with_states(heads, Folder(folder), store)
+    assert with_states or stage in ("answers are held", "texts are written")
     with learning(heads, flags) as server:
         assert answers(server, PROMPTS) == before
         wait_until(lambda: said(server, "learner is ready"), _SECONDS)
@@ -128,3 +157,29 @@ def test_a_full_disk_costs_texts_and_heads_and_no_answer(
             assert server.end() == 0
     finally:
         os.system(f"umount {folder}")
+
+
+@long_only
+def test_on_another_device_it_learns_while_requests_run(heads: Heads, flags: list[str]) -> None:
+    """With no share of the server's device; torch takes `cpu:1` for another one, and computes on
+    the same cores."""
+    end = threading.Event()
+    with learning(heads, [*flags, "--learn-device", "cpu:1", "--learn-share", "0"]) as server:
+        assert said(server, "learning: all the time, on cpu:1")
+        before = answers(server, PROMPTS)
+
+        def busy() -> int:
+            count = 0
+            while not end.is_set():
+                assert answers(server, PROMPTS[:8]) == before[:8]
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(1) as pool:
+            rounds = pool.submit(busy)
+            try:
+                wait_until(lambda: said(server, "serves instead of start"), _SECONDS)
+            finally:
+                end.set()
+            assert rounds.result(60) > 1
+        assert server.end() == 0

@@ -11,11 +11,16 @@ import random
 from pathlib import Path
 
 from headstart.calibrate.calibrated import write_calibrated
+from headstart.engine.engine import Engine
 from headstart.learn.certainty import FEWEST
+from headstart.learn.folder import Folder
 from headstart.learn.loop import FEWEST_TEXTS
+from headstart.learn.store import TextWriter
 from headstart.learn.texts import Text
+from headstart.sampling.params import SamplingParams
 from support.swapped_heads import Heads, heads_of
 
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 _SHAPE = "hidden=64,layers=1,heads=4,kv_heads=2,intermediate=64,vocab=64"
 _ACTIVE = 16
 
@@ -41,3 +46,15 @@ def enough_prompts() -> list[list[int]]:
         if not any(wanted.values()):
             break
     return found
+
+
+def collect(engine: Engine, folder: Folder) -> None:
+    """Answers to the fewest prompts, as a server keeps them."""
+    folder.make(1.0)
+    results = engine.generate(enough_prompts(), GREEDY)
+    with TextWriter(folder.texts) as writer:
+        writer.add(
+            Text(id=f"t{number}", prompt=result.prompt_token_ids, kind="other", time=float(number),
+                 answer=result.outputs[0].token_ids, finish_reason="length")
+            for number, result in enumerate(results)
+        )  # fmt: skip

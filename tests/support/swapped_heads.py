@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headstart.backends.base import PreparedHead
 from headstart.backends.torch.backend import TorchBackend
 from headstart.engine.engine import Engine
 from headstart.sampling.acceptance import Acceptance
@@ -61,7 +62,7 @@ def two_soft_heads(tiny: Tiny, family: str = "mimo", **changes: Any) -> Heads:
 
 def answered(
     engine: Engine, prompts: Sequence[list[int]], params: Sequence[SamplingParams],
-    swaps: Sequence[Path] = (), every: int = 3,
+    swaps: Sequence[Path | PreparedHead] = (), every: int = 3,
 ) -> list[list[int]]:  # fmt: skip
     """Texts of all prompts together, with the next head of `swaps` after every few steps."""
     ids = [engine.add(prompt, own) for prompt, own in zip(prompts, params, strict=True)]

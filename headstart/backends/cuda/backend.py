@@ -65,6 +65,7 @@ class CudaBackend(FlatBackend):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
         self._copies_head = False  # whether rounds have one in int8 beside the head
+        self._drafting: list[DraftTokens] = []  # what captured rounds choose drafts among
         for module in (self.trunk, self.head):
             if module is not None:
                 self.notes += hold_all(module, to_fp8=options.weights == "fp8")
@@ -106,6 +107,7 @@ class CudaBackend(FlatBackend):
     def _allocate(self, sizes: CacheSizes) -> None:
         kv: Literal["plain", "fp8"] = "fp8" if self._has_fp8_kv else "plain"
         self.memory = PagedMemory.allocate(self.model, sizes, kv, index_apart=True)
+        self._drafting.clear()
 
     @property
     def _has_fp8_kv(self) -> bool:
@@ -281,7 +283,12 @@ class CudaBackend(FlatBackend):
         found = [own for own in kept if isinstance(own, Linear)]  # kernels run with no others
         if self.head is not None and self._drafts_in_int8():
             found = [self._with_copy(own) for own in found]
-        return DraftTokens.of(found, ids, self.config.vocab)
+        self._drafting.append(DraftTokens.of(found, ids, self.config.vocab))
+        return self._drafting[-1]
+
+    def head_swapped(self) -> None:
+        for tokens in self._drafting:
+            tokens.ids_changed()
 
     def _with_copy(self, own: Linear) -> Linear:
         """An LM head with an 8-bit copy for drafts; the trunk's own has to decide without one."""

@@ -31,9 +31,19 @@ class DraftTokens:
         """`vocab`: tokens that the trunk chooses among."""
         if ids is None:
             return cls(tuple(lm_heads))
-        columns = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
-        columns[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
-        return cls(tuple(lm_heads), ids, columns)
+        columns = torch.empty(vocab, dtype=torch.int32, device=ids.device)
+        found = cls(tuple(lm_heads), ids, columns)
+        found.ids_changed()
+        return found
+
+    def ids_changed(self) -> None:
+        """Other ids were written into the same memory: so are their columns."""
+        if self.ids is None or self.columns is None:
+            return
+        self.columns.fill_(-1)
+        self.columns[self.ids] = torch.arange(
+            len(self.ids), dtype=torch.int32, device=self.ids.device
+        )
 
     def columns_with(self, own: OwnSlots | None) -> Tensor | None:
         """`columns`, where requests have own tokens behind them [B, V]."""

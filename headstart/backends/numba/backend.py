@@ -88,6 +88,9 @@ class NumbaBackend(CompiledChooser, Backend):
     def head_swapped(self) -> None:
         assert self.head is not None
         self._own.clear()  # copies of what was swapped
+        for name, known in self.draft_vocabs.items():
+            if name in self._tokens:
+                self._tokens[name].ids[:] = self._tokens_of(known.ids)
         rows = [own for known in self.draft_vocabs.values() for own in known.lm_heads]
         for part in [*self.head.modules(), *rows]:
             if isinstance(part, Packed):

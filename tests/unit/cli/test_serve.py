@@ -13,18 +13,21 @@ from typer.testing import CliRunner
 
 from headstart.cli.main import app
 from headstart.cli.serve import _serve
+from headstart.demo import shipped as shipping
 from headstart.engine import engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, HeadstartError
 from headstart.learn import starting, supervisor
 from headstart.learn.folder import Folder
-from headstart.learn.heads import LearnedHeads
+from headstart.learn.heads import START, LearnedHeads
 from headstart.learn.options import LearnOptions
 from headstart.learn.process import Task
 from headstart.learn.supervisor import Learning
-from headstart.learn.vocabs import FILE
+from headstart.learn.vocabs import FILE, vocab_beside, write_vocab
 from headstart.server import lifecycle
 from headstart.server.options import ServerOptions
+from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.files import write
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 
@@ -53,19 +56,29 @@ def test_a_draft_vocabulary_without_drafts_is_refused_at_once(tmp_path: Path) ->
     assert "loading" not in result.output
 
 
-@pytest.mark.parametrize("given", [None, "given.json"], ids=["the demo's", "a given one"])
+BEFORE, LEARNED, OTHER = (DraftVocab.of(range(first, first + 9)) for first in (0, 20, 40))
+
+
+@pytest.mark.parametrize("own", [0, 4], ids=["alone", "with own tokens"])
+@pytest.mark.parametrize("given", ["the demo's", "as before", "another one"])
 def test_engine_and_learner_draft_with_the_same_vocabulary(
-    given: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, own: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the learner had the demo's list while the engine drafted with the renewed one."""
     folder = Folder(tmp_path / "learned")
     folder.make(1.0)
     heads = LearnedHeads(folder)
-    heads.path("0001").mkdir()
+    for name in (START, "0001"):
+        heads.path(name).mkdir()
     heads.add("0001", {})
     heads.serve("0001")
-    renewed = heads.path("0001") / FILE
-    renewed.touch()
+    shipped, other = tmp_path / "shipped.json", tmp_path / "other.json"
+    write([BEFORE], shipped)
+    write([OTHER], other)
+    monkeypatch.setattr(shipping, "shipped_vocab", lambda: shipped)
+    write_vocab(BEFORE, heads.path(START))
+    write_vocab(LEARNED, heads.path("0001"))
+    file = {"the demo's": None, "as before": str(shipped), "another one": str(other)}[given]
     task = Task(folder=str(folder.path), model="demo", head=None, base=None, device="cpu",
                 dtype="auto", max_bytes=1, overrides={})  # fmt: skip
     learned: list[Task] = []
@@ -89,9 +102,11 @@ def test_engine_and_learner_draft_with_the_same_vocabulary(
     monkeypatch.setattr(lifecycle, "serve", serving)
     monkeypatch.setattr(engine, "Engine", lambda *_, options: served.append(options))
     with socket.socket() as listener:
-        options = EngineOptions(device="cpu", draft_vocab=given)
+        options = EngineOptions(device="cpu", draft_vocab=file, draft_vocab_own=own)
         learn = LearnOptions(learn=folder.path)
         assert _serve("demo", ServerOptions(), None, options, listener, learn) == 0
-    expected = given or str(renewed)
-    assert [each.vocab for each in learned] == [expected]
+    expected = file if given == "another one" else str(heads.path("0001") / FILE)
+    assert [(each.vocab, each.renews_vocab) for each in learned] == [(expected, own == 0)]
     assert [each.draft_vocab for each in served] == [expected]
+    found = [vocab_beside(heads.path(name)) for name in (START, "0001")]
+    assert found == ([OTHER, OTHER] if given == "another one" else [BEFORE, LEARNED])

@@ -1,0 +1,160 @@
+"""`headstart learn run` and `status`: a head of collected texts, which the other commands take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import headstart
+from support.engine_records import records
+from support.head_edits import differing, tensors
+from support.learning_runs import GREEDY, collect, learnable_heads, prompt_of
+from support.swapped_heads import Heads, acceptance
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.dataset import Header, write_dataset
+from headstart.data.fingerprints import template_sha, tokenizer_sha
+from headstart.engine.engine import Engine
+from headstart.heads.digest import trunk_digest
+from headstart.learn import loop, starting
+from headstart.learn.folder import Folder
+from headstart.learn.process import Task
+
+UNSEEN = [prompt_of(number) for number in range(5000, 5008)]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A folder of texts, what `learn run` printed, and the engine that answered."""
+
+    heads: Heads
+    folder: Path
+    engine: Engine
+    said: dict[str, Any]
+
+    @property
+    def head(self) -> Path:
+        return Path(self.said["head"])
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    return learnable_heads(tmp_path_factory.mktemp("learning"))
+
+
+@pytest.fixture(scope="module")
+def learned(heads: Heads, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Learned]:
+    """Until the first two checks without a better head."""
+    work = tmp_path_factory.mktemp("run")
+    engine = Engine(heads.model, heads.weak, speculate=3, threads=1, kernels="off")
+    collect(engine, Folder(work / "learned"))
+    options = work / "options.json"
+    options.write_text(json.dumps({"learning_rate": 3e-3, "batch_tokens": 256}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "Task", partial(Task, least_seconds=0.2, warm_up=1))
+        patch.setattr(loop, "_LOWEST_RATE", 0.6)
+        found = headstart(
+            "learn", "run", str(work / "learned"), "--model", str(heads.model), "--head",
+            str(heads.weak), "--options", str(options), "--device", "cpu", "--minutes", "5",
+            "--json",
+        )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    yield Learned(heads, work / "learned", engine, json.loads(found.stdout))
+
+
+def test_a_run_ends_with_a_head_that_is_better_on_unseen_prompts(learned: Learned) -> None:
+    said = learned.said
+    assert said["swaps"] > 0 and said["steps"] > said["checks"] > said["swaps"]
+    assert (learned.head / "config.json").is_file() and said["reason"]
+    asked = [GREEDY] * len(UNSEEN)
+    before = sum(sum(each.accepted) for each in acceptance(learned.engine, UNSEEN, asked))
+    learned.engine.swap_head(learned.head)
+    after = sum(sum(each.accepted) for each in acceptance(learned.engine, UNSEEN, asked))
+    learned.engine.swap_head(learned.heads.weak)
+    assert after > 1.1 * before
+
+
+def test_stitch_export_and_score_take_a_learned_head(learned: Learned, tmp_path: Path) -> None:
+    model, whole, taken = (str(p) for p in (learned.heads.model, tmp_path / "w", tmp_path / "t"))
+    found = headstart("stitch", str(learned.head), model, "--out", whole)
+    assert found.returncode == 0, found.stderr
+    found = headstart("export", whole, "--out", taken)
+    assert found.returncode == 0, found.stderr
+    learned_tensors = tensors(learned.head)
+    assert not differing(tensors(Path(taken)), learned_tensors)
+    assert differing(tensors(learned.heads.weak), learned_tensors)
+    data = answers(learned, tmp_path / "data")
+    lengths = []
+    for head in (learned.heads.weak, learned.head):
+        found = headstart(
+            "score", model, "--head", str(head), "--data", str(data), "--bandwidth", "100",
+            "--device", "cpu", "--dtype", "float64", "--json",
+        )  # fmt: skip
+        assert found.returncode == 0, found.stderr
+        (result,) = json.loads(found.stdout)["results"]
+        counters = result["overall"]["walked"]["counters"][3]
+        lengths.append(sum(counters["accepted"]))
+    assert lengths[1] > 1.1 * lengths[0]
+
+
+def answers(learned: Learned, out: Path) -> Path:
+    """A dataset of what the model says to prompts that were not learned from."""
+    opened = Checkpoint.open(learned.heads.model)
+    made = records(learned.engine.generate(UNSEEN, GREEDY), GREEDY)
+    header = Header(
+        origin="engine", trunk_digest=trunk_digest(opened), tokenizer_sha=tokenizer_sha(opened),
+        template_sha=template_sha(opened), vocab_size=int(opened.config.get("vocab_size")),
+        hidden_size=int(opened.config.get("hidden_size")), sampling=made[0].sampling, seed=0,
+        chat_template_kwargs={}, counts={}, report={},
+    )  # fmt: skip
+    out.mkdir()
+    write_dataset(out, header, {"heldout": made})
+    return out
+
+
+def test_status_says_what_is_there_in_words_and_as_json(learned: Learned) -> None:
+    folder = str(learned.folder)
+    found = headstart("learn", "status", folder, "--json")
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)
+    assert said["serving"] == learned.head.name and said["server"] == {}
+    texts = learned.folder / "texts"
+    assert said["bytes"] == sum(path.stat().st_size for path in texts.iterdir()) > 0
+    states = [head["state"] for head in said["heads"]]
+    assert states == ["served"] * (learned.said["swaps"] - 1) + ["serving"]
+    words = headstart("learn", "status", folder).stdout
+    assert f"serving   head {learned.head.name}" in words and "server " not in words
+    recent = said["heads"][-1]["promise"]["recent"]
+    assert f"{recent['old']:.3f} -> {recent['new']:.3f}" in words
+    status = learned.folder / "status.json"
+    status.write_text(json.dumps({
+        "state": "resting", "train": 30, "heldout": 8, "steps": 7, "seconds": 4.2, "checks": 3,
+        "swaps": 1, "rollbacks": 0, "reason": "no better head was found", "written": 0,
+    }))  # fmt: skip
+    try:
+        words = headstart("learn", "status", folder).stdout
+        assert "resting" in words and "30 texts to learn from, 8 held out" in words
+        assert "7 steps in 4 s of computing, 3 checks, 1 swaps, 0 rollbacks" in words
+        assert "last      no better head was found" in words
+    finally:
+        status.unlink()
+
+
+def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(
+    heads: Heads, tmp_path: Path
+) -> None:
+    run = ("learn", "run", str(tmp_path / "new"), "--model", str(heads.model))
+    for words, said in (
+        ((*run, "--minutes", "1"), "has too few texts; at least"),
+        ((*run, "--requests", "asked.jsonl"), "--requests and --answers belong together"),
+        (("learn", "status", str(tmp_path)), "is not a folder of `headstart serve --learn`"),
+    ):
+        found = headstart(*words)
+        assert found.returncode != 0 and found.stdout == ""
+        (line,) = [line for line in found.stderr.splitlines() if line.startswith("error")]
+        assert said in line
