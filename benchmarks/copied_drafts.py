@@ -51,7 +51,6 @@ from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
-MOST_OF_HEAD = 5  # drafts that a prediction considers: more do not pay on a CPU
 ALL, LOOPS = "all", "looping"
 PREDICTED_EVERY = 13  # prompts
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
@@ -227,9 +226,7 @@ def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict
             sampling={"temperature": 0.0, "max_tokens": given.max_tokens},
             finish_reason=row["finish_reason"],
         ))  # fmt: skip
-    options = PredictionOptions(
-        vocab=shipped_vocab(), weights=given.weights, max_drafts=MOST_OF_HEAD
-    )
+    options = PredictionOptions(vocab=shipped_vocab(), weights=given.weights)
     found = open_prediction(Checkpoint.open(ready()), records, options).run()
     gc.collect()
     print(f"costs of the prediction: {found['costs']}", flush=True)

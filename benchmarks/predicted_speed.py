@@ -137,9 +137,7 @@ def compare(
         Engine(folder, options=without),
         Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
     )
-    asked = PredictionOptions(
-        vocab=shipped_vocab(), max_drafts=max(DRAFTS), requests=requests, weights=WEIGHTS[weights]
-    )
+    asked = PredictionOptions(vocab=shipped_vocab(), requests=requests, weights=WEIGHTS[weights])
     turns = []
     for turn in range(arguments.turns):
         predicted = open_prediction(Checkpoint.open(folder), records, asked).run()

@@ -6,24 +6,26 @@ policy, in their order: what it learns of one category it knows in the next, as 
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import linear_regression
 
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
-from headstart.engine.auto.costs import Curve, RoundCosts
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.host_times import Deciding
 from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.auto.served_costs import RoundTimes
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import DraftFrom, SamplingParams
 from headstart.simulate.answers import GREEDY, NO_LIMIT
 from headstart.simulate.cost import Costs
 from headstart.simulate.matches import Matches
 
 _NO_LENGTH = 1 << 40
+_FREE = Deciding(0.0, 0.0)
 
 Place = tuple[str, int]  # of an answer: its record, and where it begins there
 
@@ -68,48 +70,45 @@ def _place(matches: Matches) -> Place:
     return matches.answer.record_id, matches.answer.start
 
 
-def head_speed(
-    answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int, *,
-    counts_deciding: bool = False,
-) -> Played:  # fmt: skip
+def head_speed(answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int) -> Played:
     """The head alone, so many requests at a time.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
-    rounds. Seconds do not vary. `counts_deciding`: a round takes longer by what deciding takes
-    here, as it does where the host drives rounds.
+    rounds. Seconds do not vary.
     """
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
-    play = Play(
-        EngineOptions(speculate="auto"), RoundCosts(((requests, curve),)), requests, max_drafts
-    )
-    played = play.run(answers)
-    return play.with_deciding(played) if counts_deciding else played
+    table = RoundCosts(((requests, curve),))
+    return Play(EngineOptions(speculate="auto"), table, requests, max_drafts).run(answers)
 
 
-def copying_speed(
-    answers: Sequence[Matches], texts: Mapping[str, list[int]], costs: Costs, verify: Curve,
-    requests: int, max_drafts: int, *, with_head: bool,
+def host_speed(
+    answers: Sequence[Matches], texts: Mapping[str, list[int]], times: RoundTimes, max_drafts: int,
+    source: DraftFrom,
 ) -> Played:  # fmt: skip
-    """The same with drafts from the context, beside the head or alone; deciding counts.
+    """In rounds of the host, by the head ("head"), copies ("context") or both ("auto").
 
-    The speed is that over an engine without a head. `texts` are token ids by record; `verify` what
-    rounds take whose drafts cost nothing. No `max_drafts`: there is no head.
+    The speed is that over an engine without a head; deciding counts. `texts` are token ids by
+    record.
     """
-    known = RoundCosts(((requests, verify),))
-    table = _with_head(known, costs, requests, max_drafts) if max_drafts else known
-    options = EngineOptions(speculate="auto" if with_head else "context")
-    play = Play(options, table, requests, max_drafts, texts)
-    played = play.with_deciding(play.run(answers))
-    return replace(played, plain_seconds=costs.round_seconds(requests, 0))
+    assert times.host is not None
+    requests, has_head = times.requests, source != "context"
+    table = RoundCosts(((requests, times.host.verify[source]),))
+    play = Play(
+        EngineOptions(speculate="auto" if has_head else "context"),
+        _with_head(table, times, requests, max_drafts) if has_head else table,
+        requests, max_drafts if has_head else 0, None if source == "head" else texts,
+        deciding=times.host.deciding[source],
+    )  # fmt: skip
+    return replace(play.run(answers), plain_seconds=times.round_seconds(requests, 0))
 
 
 def _with_head(known: RoundCosts, costs: Costs, requests: int, max_drafts: int) -> RoundCosts:
-    """The same costs with what the head's steps take beside their rows."""
-    steps = costs.round_seconds(requests, max_drafts) - costs.round_seconds(requests, 1)
-    rows = known.round_seconds(requests, max_drafts) - known.round_seconds(requests, 1)
-    step = max(0.0, steps - rows) / max(1, max_drafts - 1)
-    first = costs.round_seconds(requests, 1) - known.round_seconds(requests, 1)
-    start = max(0.0, first - step)
+    """The same costs with what the head's steps take beside their rows: nearly a line."""
+    drafts = range(1, max_drafts + 1)
+    beside = [costs.round_seconds(requests, k) - known.round_seconds(requests, k) for k in drafts]
+    step, start = max(0.0, beside[0]), 0.0
+    if max_drafts > 1:
+        step, start = (max(0.0, each) for each in linear_regression(drafts, beside))
     return RoundCosts(known.verify, ((requests, step),), ((requests, start),))
 
 
@@ -119,12 +118,12 @@ class Play:
     def __init__(
         self, options: EngineOptions, table: RoundCosts, requests: int, max_drafts: int,
         texts: Mapping[str, list[int]] | None = None, params: SamplingParams = GREEDY,
+        deciding: Deciding = _FREE,
     ):  # fmt: skip
         self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
-        self._params = params
+        self._params, self._deciding = params, deciding
         self._copies = ContextDrafter(options) if texts is not None else None
-        self._deciding: list[float] = []  # seconds, by round
 
     def run(self, answers: Sequence[Matches]) -> Played:
         requests = self._requests
@@ -161,7 +160,6 @@ class Play:
     def _round(self, running: Sequence[RunningAnswer]) -> float:
         """Seconds of one round; all requests that run in it wait for its end."""
         requests = {each.request: each for each in running}
-        started = time.perf_counter()
         copies = self._find(requests)
         planned = self._policy.plan(list(requests), len(running), copies)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
@@ -176,23 +174,8 @@ class Play:
         self._policy.observe_verify(list(requests), rows, took)
         deepest = max(drafting.values(), default=0)
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
-        self._deciding.append(time.perf_counter() - started)
+        took += self._deciding.copying if copies else self._deciding.usual
         return took + table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
-
-    def with_deciding(self, played: Played) -> Played:
-        """The same with what a round takes to find copies, to choose drafts and to learn from them.
-
-        That is what playing it takes. The middle one of all rounds: a pause of the machine is not a
-        cost.
-        """
-        if not self._deciding:
-            return played
-        middle = statistics.median(self._deciding)
-        shares = {
-            place: replace(share, seconds=share.seconds + share.rounds * middle)
-            for place, share in played.shares.items()
-        }
-        return replace(played, shares=shares)
 
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""

@@ -1,0 +1,140 @@
+"""What rounds take that the host drives: whole steps, timed in turns with each other.
+
+All engines that are compared have the same prompts at a time. Rounds without drafts, which all
+others are compared with, come between those again and again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headstart.data.prompt_reader import PromptReader
+from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.costs import Curve, level
+from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
+from headstart.engine.core import EngineCore
+from headstart.engine.options import VERIFIED, Speculate
+from headstart.sampling.params import DraftFrom
+
+_SECONDS = 10.0  # that rounds of one draft vocabulary are timed for,
+_TURNS = (5, 40)  # in at least and at most so many turns
+_EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
+_NONE = Cell(0)  # rounds of an engine that drafts nothing,
+_NONE_EVERY = 8  # in front of so many others
+ENGINES = 3  # that have requests under way meanwhile
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """Seconds that choosing drafts takes of a round, and learning from what became of them."""
+
+    usual: float
+    copying: float  # in a round in which something could be copied
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Rounds that the host drives, whose drafts cost nothing, by drafts; and what deciding takes.
+
+    By where `auto` drafts from: "head" and "auto" (copies, too) of an engine that keeps its head
+    ready, "context" of one without.
+    """
+
+    verify: Mapping[DraftFrom, Curve]
+    deciding: Mapping[DraftFrom, Deciding]
+
+
+def time_rounds(
+    core: EngineCore, prompts: PromptReader, serving: Serving, vocabs: Sequence[str | None],
+    progress: Callable[[int], None],
+) -> tuple[dict[str | None, tuple[float, ...]], HostTimes]:  # fmt: skip
+    """Seconds by K, for each draft vocabulary, and of what `auto` and copies take beside.
+
+    K = 0 is that of an engine without a head. The last vocabulary is the one that `auto` has.
+    """
+    has_head = core.drafter is not None
+    kinds: list[Speculate] = ["auto", 0, "context"] if has_head else [0, "context"]
+    timers = {kind: HostTimer(core.beside(kind), prompts, serving) for kind in kinds}
+    every_k = range(1, serving.max_drafts + 1)
+    fixed = [Cell("auto", k, name) for name in vocabs for k in every_k if has_head]
+    copied = {
+        kind: {k: Cell(kind, k, draft_from="context") for k in _copied_counts(core, serving)}
+        for kind in kinds if kind != 0
+    }  # fmt: skip
+    chosen: dict[DraftFrom, Cell] = {"context": Cell("context", "auto", draft_from="context")}
+    if has_head:
+        chosen["head"] = Cell("auto", "auto", vocabs[-1], draft_from="head")
+        chosen["auto"] = Cell("auto", "auto", vocabs[-1], draft_from="auto")
+    cells = [*fixed, *(cell for own in copied.values() for cell in own.values()), *chosen.values()]
+    rounds = _timed(timers, cells, len(vocabs), progress)
+    seconds = {cell: _usual([one.seconds for one in own]) for cell, own in rounds.items()}
+    host = HostTimes(
+        {
+            source: level([(k, seconds[own]) for k, own in copied[cell.speculate].items()])
+            for source, cell in chosen.items()
+        },
+        {
+            source: _deciding(rounds[cell], rounds[copied[cell.speculate][0]])
+            for source, cell in chosen.items()
+        },
+    )
+    ks = every_k if has_head else ()
+    by_k = {
+        name: (seconds[_NONE], *(seconds[Cell("auto", k, name)] for k in ks)) for name in vocabs
+    }
+    return by_k, host
+
+
+def _timed(
+    timers: Mapping[Speculate, HostTimer], cells: Sequence[Cell], num_vocabs: int,
+    progress: Callable[[int], None],
+) -> dict[Cell, list[TimedRound]]:  # fmt: skip
+    """Rounds of all cells in turns, for as long as there is time.
+
+    Those that all others are compared with come between them again and again.
+    """
+    rounds: dict[Cell, list[TimedRound]] = {cell: [] for cell in (_NONE, *cells)}
+    started, (least, most) = time.perf_counter(), _TURNS
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - started > _SECONDS * num_vocabs:
+            break
+        for timer in timers.values():
+            timer.begin(turn)
+        for place, cell in enumerate(cells if turn % 2 else reversed(cells)):
+            if place % _NONE_EVERY == 0:
+                rounds[_NONE] += timers[0].rounds(_NONE)
+            rounds[cell] += timers[cell.speculate].rounds(cell)
+        progress(1)
+    return rounds
+
+
+def _deciding(chosen: Sequence[TimedRound], given: Sequence[TimedRound]) -> Deciding:
+    """What rounds in which drafts are chosen take more than those in which they are given."""
+    least = _usual([one.deciding for one in given])
+    usual = [one.deciding for one in chosen if not one.could_copy]
+    copying = [one.deciding for one in chosen if one.could_copy]
+    found = (max(0.0, _usual(own) - least) for own in (usual or copying, copying or usual))
+    return Deciding(*found)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The mean without extremes: rounds differ by what was accepted, and all of them count."""
+    cut = int(_EXTREME * len(seconds))
+    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
+
+
+def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
+    """Numbers of copied drafts whose rounds are timed, none too: as there is room for."""
+    passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
+    # Recurrent layers have slots for as many drafts as the engine was made for.
+    most = core.options.max_drafts if core.backend.sizes.num_states else VERIFIED[-1]
+    counts = [count for count in VERIFIED if count <= most]
+    return [k for k in counts if k == 0 or passes.has_room(serving.requests, k)]
+
+
+def num_turns() -> int:
+    """How often `progress` is called at most."""
+    return _TURNS[1]
