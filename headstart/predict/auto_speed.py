@@ -7,7 +7,7 @@ policy, in their order: what it learns of one category it knows in the next, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import linear_regression
 
 from headstart.copying.drafts import Copy
@@ -25,7 +25,6 @@ from headstart.simulate.cost import Costs
 from headstart.simulate.matches import Matches
 
 _NO_LENGTH = 1 << 40
-_FREE = Deciding(0.0, 0.0)
 
 Place = tuple[str, int]  # of an answer: its record, and where it begins there
 
@@ -38,6 +37,7 @@ class _Share:
     tokens: int = 0
     copied: int = 0
     seconds: float = 0.0
+    plain_seconds: float = 0.0  # that its tokens would take without drafts
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,6 @@ class Speed:
 class Played:
     """What playing answers came to, each by itself."""
 
-    plain_seconds: float  # of a round without drafts
     shares: Mapping[Place, _Share]
 
     def of(self, answers: Sequence[Matches]) -> Speed | None:
@@ -62,8 +61,8 @@ class Played:
         tokens, seconds = sum(each.tokens for each in own), sum(each.seconds for each in own)
         if not tokens:
             return None
-        copied = sum(each.copied for each in own)
-        return Speed(tokens / seconds * self.plain_seconds, copied / tokens)
+        plain, copied = sum(each.plain_seconds for each in own), sum(each.copied for each in own)
+        return Speed(plain / seconds, copied / tokens)
 
 
 def _place(matches: Matches) -> Place:
@@ -93,13 +92,13 @@ def host_speed(
     assert times.host is not None
     requests, has_head = times.requests, source != "context"
     table = RoundCosts(((requests, times.host.verify[source]),))
-    play = Play(
+    play = HostPlay(
         EngineOptions(speculate="auto" if has_head else "context"),
         _with_head(table, times, requests, max_drafts) if has_head else table,
-        requests, max_drafts if has_head else 0, None if source == "head" else texts,
-        deciding=times.host.deciding[source],
+        times, max_drafts if has_head else 0, None if source == "head" else texts,
+        times.host.deciding[source],
     )  # fmt: skip
-    return replace(play.run(answers), plain_seconds=times.round_seconds(requests, 0))
+    return play.run(answers)
 
 
 def _with_head(known: RoundCosts, costs: Costs, requests: int, max_drafts: int) -> RoundCosts:
@@ -118,24 +117,20 @@ class Play:
     def __init__(
         self, options: EngineOptions, table: RoundCosts, requests: int, max_drafts: int,
         texts: Mapping[str, list[int]] | None = None, params: SamplingParams = GREEDY,
-        deciding: Deciding = _FREE,
     ):  # fmt: skip
         self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
-        self._params, self._deciding = params, deciding
+        self._params = params
         self._copies = ContextDrafter(options) if texts is not None else None
 
     def run(self, answers: Sequence[Matches]) -> Played:
         requests = self._requests
-        played = Played(self._table.round_seconds(requests, 0), {})
         going = [each for each in answers if each.answer.num_tokens > 1]
-        if not going:
-            return played
         shares = {_place(each): _Share() for each in going}
         # Fewer answers than requests come several times: the batch is to be full.
         waiting = [
             RunningAnswer(each, number, self._texts, shares[_place(each)], self._params)
-            for number in range(max(len(going), requests))
+            for number in range(max(len(going), requests) if going else 0)
             for each in [going[number % len(going)]]
         ]
         running = list[RunningAnswer]()
@@ -143,14 +138,29 @@ class Play:
             while waiting and len(running) < requests:
                 running.append(waiting.pop(0))
                 self._read(running[-1].request)
+            context = sum(len(each.request.tokens) for each in running)
+            plain, before = self._plain_seconds(context), [each.newest for each in running]
             took = self._round(running)
-            for each in running:
+            for each, newest in zip(running, before, strict=True):
                 each.share.seconds += took
+                each.share.plain_seconds += plain * (each.newest - newest)
                 each.share.rounds += 1
             for each in [each for each in running if not each.is_going]:
                 running.remove(each)
                 self._end(each)
-        return replace(played, shares=shares)
+        return Played(shares)
+
+    def _plain_seconds(self, context: int) -> float:
+        """A round without drafts, of requests with so many tokens together."""
+        return self._table.round_seconds(self._requests, 0)
+
+    def _beside(self, drafts: float, context: int) -> float:
+        """What a round takes beside what the table says, with so many drafts of each request."""
+        return 0.0
+
+    def _deciding(self, *, could_copy: bool) -> float:
+        """What choosing drafts takes of a round."""
+        return 0.0
 
     def _end(self, answer: RunningAnswer) -> None:
         self._policy.forget(answer.request)
@@ -164,17 +174,17 @@ class Play:
         planned = self._policy.plan(list(requests), len(running), copies)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
         table, size = self._table, len(running)
-        rows = size
+        rows, context = size, sum(len(request.tokens) for request in requests)
         for request, each in requests.items():
             of_head, copy = drafting.get(request, 0), copies.get(request)
             drafts = _drafts(each, of_head, copy, planned, self._policy.more_copied)
             rows += drafts
             each.advance(of_head, drafts, copy, self._policy)
-        took = table.verify_seconds(size, rows)
+        took = table.verify_seconds(size, rows) + self._beside(rows / size - 1, context)
         self._policy.observe_verify(list(requests), rows, took)
         deepest = max(drafting.values(), default=0)
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
-        took += self._deciding.copying if copies else self._deciding.usual
+        took += self._deciding(could_copy=bool(copies))
         return took + table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
 
     def _read(self, request: Request) -> None:
@@ -188,6 +198,27 @@ class Play:
         return self._copies.find_all(
             requests, lambda request: min(MAX_DRAFTS, self._policy.room(request))
         )
+
+
+class HostPlay(Play):
+    """The same with what was timed of an engine: what context adds, and what deciding takes."""
+
+    def __init__(
+        self, options: EngineOptions, table: RoundCosts, times: RoundTimes, max_drafts: int,
+        texts: Mapping[str, list[int]] | None, deciding: Deciding,
+    ):  # fmt: skip
+        super().__init__(options, table, times.requests, max_drafts, texts)
+        assert times.host is not None
+        self._times, self._host, self._taken = times, times.host, deciding
+
+    def _plain_seconds(self, context: int) -> float:
+        return self._times.round_seconds(self._requests, 0) + self._host.added(0, context)
+
+    def _beside(self, drafts: float, context: int) -> float:
+        return self._host.added(drafts, context)
+
+    def _deciding(self, *, could_copy: bool) -> float:
+        return self._taken.copying if could_copy else self._taken.usual
 
 
 def _drafts(

@@ -6,14 +6,16 @@ others are compared with, come between those again and again.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.auto.blank_passes import BlankPasses
-from headstart.engine.auto.costs import Curve, level
+from headstart.engine.auto.costs import Curve, curve_at, level
 from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
 from headstart.engine.core import EngineCore
 from headstart.engine.options import VERIFIED, Speculate
@@ -22,6 +24,7 @@ from headstart.sampling.params import DraftFrom
 _SECONDS = 10.0  # that rounds of one draft vocabulary are timed for,
 _TURNS = (5, 40)  # in at least and at most so many turns
 _EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
+_CONTEXTS = (32, 1024)  # tokens of a request, between which what one of them adds is taken
 _NONE = Cell(0)  # rounds of an engine that drafts nothing,
 _NONE_EVERY = 8  # in front of so many others
 ENGINES = 3  # that have requests under way meanwhile
@@ -45,6 +48,13 @@ class HostTimes:
 
     verify: Mapping[DraftFrom, Curve]
     deciding: Mapping[DraftFrom, Deciding]
+    context: float = 0.0  # tokens of all requests in such a round,
+    per_token: Curve = ()  # and what each one more adds, by drafts of each request
+
+    def added(self, drafts: float, context: float) -> float:
+        """Seconds that a round of so many tokens takes more than those that were timed."""
+        per_token = curve_at(self.per_token, drafts) if self.per_token else 0.0
+        return per_token * (context - self.context)
 
 
 def time_rounds(
@@ -54,10 +64,12 @@ def time_rounds(
     """Seconds by K, for each draft vocabulary, and of what `auto` and copies take beside.
 
     K = 0 is that of an engine without a head. The last vocabulary is the one that `auto` has.
+    Of rounds with the mean context of all that were timed.
     """
     has_head = core.drafter is not None
     kinds: list[Speculate] = ["auto", 0, "context"] if has_head else [0, "context"]
     timers = {kind: HostTimer(core.beside(kind), prompts, serving) for kind in kinds}
+    per_token = _per_token(core, serving)
     every_k = range(1, serving.max_drafts + 1)
     fixed = [Cell("auto", k, name) for name in vocabs for k in every_k if has_head]
     copied = {
@@ -70,22 +82,20 @@ def time_rounds(
         chosen["auto"] = Cell("auto", "auto", vocabs[-1], draft_from="auto")
     cells = [*fixed, *(cell for own in copied.values() for cell in own.values()), *chosen.values()]
     rounds = _timed(timers, cells, len(vocabs), progress)
-    seconds = {cell: _usual([one.seconds for one in own]) for cell, own in rounds.items()}
-    host = HostTimes(
-        {
-            source: level([(k, seconds[own]) for k, own in copied[cell.speculate].items()])
-            for source, cell in chosen.items()
-        },
-        {
-            source: _deciding(rounds[cell], rounds[copied[cell.speculate][0]])
-            for source, cell in chosen.items()
-        },
-    )
+    context = fmean(one.context for own in rounds.values() for one in own)
+    times = HostTimes({}, {}, context, per_token)
+    seconds = {cell: _at_usual_context(cell, own, times) for cell, own in rounds.items()}
+    verify: dict[DraftFrom, Curve] = {}
+    deciding: dict[DraftFrom, Deciding] = {}
+    for source, cell in chosen.items():
+        given = copied[cell.speculate]
+        verify[source] = level([(k, seconds[own]) for k, own in given.items()])
+        deciding[source] = _deciding(rounds[cell], rounds[given[0]])
     ks = every_k if has_head else ()
     by_k = {
         name: (seconds[_NONE], *(seconds[Cell("auto", k, name)] for k in ks)) for name in vocabs
     }
-    return by_k, host
+    return by_k, replace(times, verify=verify, deciding=deciding)
 
 
 def _timed(
@@ -111,6 +121,31 @@ def _timed(
     return rounds
 
 
+def _at_usual_context(cell: Cell, rounds: Sequence[TimedRound], times: HostTimes) -> float:
+    """What rounds of a cell take with as much context as those of all cells have."""
+    drafts = 0 if cell.drafts == "auto" else cell.drafts
+    own = fmean(one.context for one in rounds)
+    return _usual([one.seconds for one in rounds]) - times.added(drafts, own)
+
+
+def _per_token(core: EngineCore, serving: Serving) -> Curve:
+    """What a token of context adds to a round, by drafts: of blank requests, before real ones."""
+    rows = core.options.num_rows
+    near, far = (
+        BlankPasses(core.backend, core.drafter, max_rows=rows, context=context)
+        for context in _CONTEXTS
+    )
+    counts = [k for k in VERIFIED if far.has_room(serving.requests, k)]
+    tokens = serving.requests * (far.context - near.context)
+    if not counts or tokens <= 0:
+        return ()
+    with torch.inference_mode():
+        times = [
+            own.verify_seconds(serving.requests, counts, serving.params) for own in (near, far)
+        ]
+    return tuple((k, max(0.0, b - a) / tokens) for k, a, b in zip(counts, *times, strict=True))
+
+
 def _deciding(chosen: Sequence[TimedRound], given: Sequence[TimedRound]) -> Deciding:
     """What rounds in which drafts are chosen take more than those in which they are given."""
     least = _usual([one.deciding for one in given])
@@ -123,7 +158,7 @@ def _deciding(chosen: Sequence[TimedRound], given: Sequence[TimedRound]) -> Deci
 def _usual(seconds: Sequence[float]) -> float:
     """The mean without extremes: rounds differ by what was accepted, and all of them count."""
     cut = int(_EXTREME * len(seconds))
-    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])
 
 
 def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:

@@ -68,6 +68,14 @@ class RoundTimes:
         assert batch == self.requests
         return self.seconds[drafts]
 
+    def at(self, context: float | None) -> RoundTimes:
+        """The same with so many tokens of context of each request, where that is known."""
+        if self.host is None or context is None:
+            return self
+        tokens = self.requests * context
+        seconds = (own + self.host.added(k, tokens) for k, own in enumerate(self.seconds))
+        return replace(self, seconds=tuple(seconds))
+
 
 @dataclass(frozen=True)
 class EngineCosts:

@@ -60,6 +60,7 @@ class TimedRound(NamedTuple):
     """Seconds of a step, and what choosing drafts took of it, where something drafts."""
 
     seconds: float
+    context: int  # tokens of all requests
     deciding: float
     could_copy: bool  # whether any request could
 
@@ -122,7 +123,7 @@ class HostTimer:
         # Less is drafted where an answer is about to end.
         room = 1 + (MENU[-1] if cell.drafts == "auto" else cell.drafts)
         found: list[TimedRound] = []
-        last = TimedRound(0.0, 0.0, could_copy=False)
+        last = TimedRound(0.0, 0, 0.0, could_copy=False)
         self._settling = _SETTLING
         for _ in range(_MOST_STEPS):
             if len(found) == _ROUNDS:
@@ -142,14 +143,16 @@ class HostTimer:
 
     def _step(self) -> TimedRound:
         loop, sources = self.core.loop, self.core.loop.sources
+        context = sum(len(request.tokens) for request in self.core.scheduler.running)
         before = 0.0 if sources is None else sources.deciding_seconds
         started = time.perf_counter()
         loop.step()
         took = time.perf_counter() - started
         if sources is None:
-            return TimedRound(took, 0.0, could_copy=False)
+            return TimedRound(took, context, 0.0, could_copy=False)
         copies = map(sources.copies.found, self.core.scheduler.running)
-        return TimedRound(took, sources.deciding_seconds - before, could_copy=any(copies))
+        deciding = sources.deciding_seconds - before
+        return TimedRound(took, context, deciding, could_copy=any(copies))
 
     def _request(self) -> Request:
         number = next(self._numbers)

@@ -121,3 +121,15 @@ def test_copies_are_not_taken_where_rows_cost_too_much() -> None:
     dear = times(((0, 1.0), (1, 3.0), (16, 33.0)))
     found = copies_of(True, source="context", is_right=False, known=dear)
     assert found.copied_share == 0 and found.speed_up == pytest.approx(1, rel=0.01)
+
+
+def test_context_counts_in_every_round() -> None:
+    """A token of it adds as much to every round: of 300 tokens and more the speed-up is less."""
+    known = times()
+    assert known.host is not None
+    host = replace(known.host, context=100.0, per_token=((0, 0.001), (3, 0.01)))
+    found = copies_of(False, source="head", is_right=True, known=replace(known, host=host))
+    plain, drafting = (1 + each * (300 - 100) for each in (0.001, 0.01))
+    assert found.speed_up == pytest.approx(4 * plain / (drafting + 0.3), rel=0.1)
+    at = replace(known, host=host).at(300.0)
+    assert at.seconds[0] == pytest.approx(plain) and at.seconds[3] == pytest.approx(drafting + 0.3)
