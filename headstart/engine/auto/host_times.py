@@ -139,10 +139,9 @@ def _per_token(core: EngineCore, serving: Serving) -> Curve:
     tokens = serving.requests * (far.context - near.context)
     if not counts or tokens <= 0:
         return ()
+    params = replace(serving.params, acceptance="match")  # what another rule takes is no context
     with torch.inference_mode():
-        times = [
-            own.verify_seconds(serving.requests, counts, serving.params) for own in (near, far)
-        ]
+        times = [own.verify_seconds(serving.requests, counts, params) for own in (near, far)]
     return tuple((k, max(0.0, b - a) / tokens) for k, a, b in zip(counts, *times, strict=True))
 
 
