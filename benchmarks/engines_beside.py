@@ -1,7 +1,7 @@
 """Engines that share one model's weights and K/V memory, to be compared in turns.
 
-Engines with weights of their own cannot be: eight alike in one process, one after another, took
-between 3.92 and 4.48 ms a round, each of them always the same, by where its memory lies.
+Engines with weights of their own cannot be: of eight alike in one process, in turns, six took 3.92
+to 3.98 ms a round and two 4.45 and 4.48 (docs/lab-log.md, 2026-11-19).
 """
 
 from __future__ import annotations

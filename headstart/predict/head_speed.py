@@ -36,9 +36,9 @@ from headstart.predict.bench_costs import bench_costs
 from headstart.predict.captured_speed import captured_speed
 from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import DraftFrom
+from headstart.simulate.answers import mean_context
 from headstart.simulate.copies import copied_lengths
 from headstart.simulate.cost import best, predict
-from headstart.simulate.matches import Matches
 from headstart.simulate.plan import Plan, make_plan
 from headstart.simulate.scoring import (
     WHOLE,
@@ -178,7 +178,7 @@ class HeadPrediction:
         """The speed of every K, of the best one, and of `auto`."""
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
         if isinstance(costs, RoundTimes):
-            costs = costs.at(_mean_context(scored.matches))
+            costs = costs.at(mean_context([own.answer for own in scored.matches]))
         speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
         found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
         if not played:
@@ -271,13 +271,6 @@ def serving_of(records: Sequence[Record], plan: Plan, options: PredictionOptions
         replace(plan.params, acceptance=plan.rule), [ids for ids in prompts if ids] or [[0]],
         max(_LEAST_ANSWER, mean), options.requests, options.max_drafts,
     )  # fmt: skip
-
-
-def _mean_context(answers: Sequence[Matches]) -> float | None:
-    """Tokens before a token of these answers; None without any."""
-    own = [(each.answer.start, each.answer.num_tokens) for each in answers]
-    tokens = sum(count for _, count in own)
-    return sum(count * (start + count / 2) for start, count in own) / tokens if tokens else None
 
 
 def largest_map(maps: DraftVocabs) -> int | None:
