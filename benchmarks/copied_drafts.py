@@ -53,7 +53,7 @@ from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
 ALL, LOOPS = "all", "looping"
-PREDICTED_EVERY = 13  # prompts
+PREDICTED_EVERY = 39  # prompts: a prediction takes a minute or more
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
 
