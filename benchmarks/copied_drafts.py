@@ -4,15 +4,15 @@
     python benchmarks/copied_drafts.py mt_bench.jsonl --out result.json
     python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --predict result.json --repeats 3
 
-The demo's model, greedy, one request at a time, answers of at most 256 tokens. Four engines answer
-each prompt in turns of some steps, so that all see the machine in the same state and each finds the
-caches as it left them, but for a turn's first step: without drafts, with the head alone (`auto`,
-draft_from head), with copies alone (speculate context), and with both (`auto`). Time inside an
-engine counts, once with and once without the prompt's. Speeds are tokens of all prompts over
-seconds of all. With `--repeats` all prompts are answered several times, one after another, and of
-each prompt's times for an engine the middle one counts: a category has seconds of decoding, in
-which one disturbance of a shared machine would show. Answers that loop (a span three times in a
-row) count apart.
+The demo's model, greedy, one request at a time, answers of at most 256 tokens. Four engines, which
+share one model's weights (`engines_beside.py`), answer each prompt in turns of some steps, so that
+all see the machine in the same state and each finds the caches as it left them, but for a turn's
+first step: without drafts, with the head alone (`auto`, draft_from head), with copies alone
+(speculate context), and with both (`auto`). Time inside an engine counts, once with and once
+without the prompt's. Speeds are tokens of all prompts over seconds of all. With `--repeats` all
+prompts are answered several times, one after another, and of each prompt's times for an engine the
+middle one counts: a category has seconds of decoding, in which one disturbance of a shared machine
+would show. Answers that loop (a span three times in a row) count apart.
 
 With `--predict` the code of `score` predicts by category what is measured, from the answers that an
 earlier run wrote down and from rounds that it times: before the first prompt, and again after every
@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 import torch
 from copied_spans import copied_share, loops
+from engines_beside import beside
 from result_files import save, table
 
 from headstart.checkpoint.reader import Checkpoint
@@ -51,9 +52,8 @@ from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
-MOST_OF_HEAD = 5  # drafts that a prediction considers: more do not pay on a CPU
 ALL, LOOPS = "all", "looping"
-PREDICTED_EVERY = 13  # prompts
+PREDICTED_EVERY = 39  # prompts: a prediction takes a minute or more
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
 
@@ -82,17 +82,15 @@ class Side:
 def open_sides(
     names: Sequence[str], weights: Any, max_tokens: int, threads: int | None
 ) -> dict[str, Side]:
-    common = EngineOptions(
-        speculate="auto", weights=weights, threads=threads, max_running_requests=1,
-        max_model_len=2048, prefix_caching=False,
+    options = EngineOptions(
+        speculate="auto", weights=weights, threads=threads or torch.get_num_threads(),
+        max_running_requests=len(names), max_model_len=2048, prefix_caching=False,
     )  # fmt: skip
+    first = Engine(ready(), options=options, draft_vocab=shipped_vocab())
     kinds: dict[str, Any] = {"plain": 0, "head": "auto", "context": "context", "auto": "auto"}
     sides = {}
     for name in names:
-        speculate = kinds[name]
-        vocab = shipped_vocab() if speculate == "auto" else None
-        options = replace(common, speculate=speculate, threads=threads or torch.get_num_threads())
-        engine = Engine(ready(), options=options, draft_vocab=vocab)
+        engine = beside(first, kinds[name])
         params = engine.prompts.default_params(temperature=0.0, max_tokens=max_tokens)
         params = replace(params, draft_from="head") if name == "head" else params
         sides[name] = Side(engine, params)
@@ -227,9 +225,7 @@ def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict
             sampling={"temperature": 0.0, "max_tokens": given.max_tokens},
             finish_reason=row["finish_reason"],
         ))  # fmt: skip
-    options = PredictionOptions(
-        vocab=shipped_vocab(), weights=given.weights, max_drafts=MOST_OF_HEAD
-    )
+    options = PredictionOptions(vocab=shipped_vocab(), weights=given.weights)
     found = open_prediction(Checkpoint.open(ready()), records, options).run()
     gc.collect()
     print(f"costs of the prediction: {found['costs']}", flush=True)

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, Literal
 
 import numpy as np
+from engines_beside import beside
 from result_files import save, table
 
 from headstart.checkpoint.reader import Checkpoint
@@ -64,7 +65,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Engines:
-    """One that has no head to keep in step, and one that drafts."""
+    """One that has no head to keep in step, and one that drafts, of the same weights."""
 
     without: Engine
     drafting: Engine
@@ -133,13 +134,9 @@ def compare(
     )  # fmt: skip
     plain, records = answers(folder, without, groups, arguments.max_tokens)
     gc.collect()
-    engines = Engines(
-        Engine(folder, options=without),
-        Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO)),
-    )
-    asked = PredictionOptions(
-        vocab=shipped_vocab(), max_drafts=max(DRAFTS), requests=requests, weights=WEIGHTS[weights]
-    )
+    drafting = Engine(folder, draft_vocab=shipped_vocab(), options=replace(without, speculate=AUTO))
+    engines = Engines(beside(drafting, 0), drafting)
+    asked = PredictionOptions(vocab=shipped_vocab(), requests=requests, weights=WEIGHTS[weights])
     turns = []
     for turn in range(arguments.turns):
         predicted = open_prediction(Checkpoint.open(folder), records, asked).run()

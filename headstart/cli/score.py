@@ -81,7 +81,7 @@ def run(
 
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
-    from headstart.engine.auto.served_costs import num_turns
+    from headstart.engine.auto.host_times import num_turns
     from headstart.heads.predicted import keep_score
     from headstart.models.build import has_head
     from headstart.predict.context_speed import open_context_prediction

@@ -25,7 +25,7 @@ from headstart.engine.memory import (
     resolved_requests,
     round_sizes,
 )
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.rounds import Rounds
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.state_cache import StatePlan, StatePool
@@ -58,29 +58,29 @@ class EngineCore:
         memory = plan_memory(needs, options)
         backend.allocate(memory.cache)
         scheduler = _scheduler(options, memory)
-        drafter = policy = sources = None
-        if backend.head is not None:
-            for name, vocab in vocabs.items():
-                backend.add_draft_vocab(name, vocab.ids)
-            drafter = Drafter(backend)
-        if drafter is not None or options.speculate == "context":
-            policy = _policy(backend, drafter, options)
-            sources = DraftSources(
-                backend, scheduler, policy, ContextDrafter(options), drafter, options.max_drafts
-            )
+        for name, vocab in vocabs.items() if backend.head is not None else ():
+            backend.add_draft_vocab(name, vocab.ids)
+        sources = _sources(backend, scheduler, options)
+        policy = None if sources is None else sources.policy
         rounds = None
         if backend.has_rounds:
             rounds = _rounds(backend, options, policy, scheduler.pool, vocabs)
         loop = Loop(options, scheduler, backend, sources, rounds)
         if rounds is not None and backend.device.type == "cuda":
             _keep_pauses_short(loop)
-        return cls(backend, options, memory, scheduler, drafter, policy, loop)
+        return cls(backend, options, memory, scheduler, loop.drafter, policy, loop)
 
-    def without_drafts(self) -> EngineCore:
-        """What serves other requests from the same memory, as an engine without a head does."""
-        scheduler = Scheduler(self.scheduler.pool, self.options, self.scheduler.states)
-        loop = Loop(self.options, scheduler, self.backend, None)
-        return replace(self, scheduler=scheduler, drafter=None, policy=None, loop=loop)
+    def beside(self, speculate: Speculate) -> EngineCore:
+        """What serves other requests from the same memory, its host driving rounds, as an engine
+        that was made for so many drafts does; before the first request."""
+        options = replace(self.options, speculate=speculate)
+        scheduler = Scheduler(self.scheduler.pool, options, self.scheduler.states)
+        sources = _sources(self.backend, scheduler, options) if speculate != 0 else None
+        loop = Loop(options, scheduler, self.backend, sources)
+        return replace(
+            self, options=options, scheduler=scheduler, drafter=loop.drafter, policy=loop.policy,
+            loop=loop,
+        )  # fmt: skip
 
 
 def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
@@ -90,6 +90,17 @@ def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
     if memory.cache.num_states:
         states = StatePlan(StatePool(memory.cache.num_states), size, prefix_caching=caching)
     return Scheduler(pool, options, states)
+
+
+def _sources(backend: Backend, scheduler: Scheduler, options: EngineOptions) -> DraftSources | None:
+    """What drafts: the head where there is one, copies beside it or alone."""
+    has_head = backend.head is not None and options.speculate != "context"
+    if not has_head and options.speculate != "context":
+        return None
+    drafter = Drafter(backend) if has_head else None
+    policy = _policy(backend, drafter, options)
+    copies = ContextDrafter(options)
+    return DraftSources(backend, scheduler, policy, copies, drafter, options.max_drafts)
 
 
 def _policy(backend: Backend, drafter: Drafter | None, options: EngineOptions) -> DraftPolicy:

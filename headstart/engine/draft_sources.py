@@ -36,10 +36,13 @@ class DraftSources:
     copies: ContextDrafter
     drafter: Drafter | None = None
     max_drafts: int = MAX_DRAFTS  # of the head
-    copy_seconds: float = 0.0  # that finding copies took so far
+    copy_seconds: float = 0.0  # that finding copies took so far,
+    # and in rounds that the host drives all but the head's part: to choose, and to learn from it
+    deciding_seconds: float = 0.0
 
     def draft(self, requests: Sequence[Request], going: Sequence[Request]) -> float:
         """Drafts for these requests, of all that go on; the seconds that the head took."""
+        started = time.perf_counter()
         copies = self._find_copies(requests)
         planned = self.policy.plan(requests, len(going), copies)
         seconds = 0.0
@@ -47,6 +50,7 @@ class DraftSources:
             seconds = self._draft_by_head(self.drafter, planned.head, going)
         for request, copy in copies.items():
             self._copy(request, copy, planned)
+        self.deciding_seconds += time.perf_counter() - started - seconds
         return seconds
 
     def look_ahead(self, requests: Sequence[Request]) -> None:
@@ -130,6 +134,7 @@ class DraftSources:
         self, request: Request, num_drafts: int, num_accepted: int, emitted: list[int]
     ) -> None:
         """What became of a request's drafts, and of what it could have copied."""
+        started = time.perf_counter()
         of_head = request.num_of_head
         self.policy.observe(request, min(num_drafts, of_head), min(num_accepted, of_head))
         copy = self.copies.take(request)
@@ -137,6 +142,7 @@ class DraftSources:
             head = request.drafts[:of_head]
             confirmed = bool(head) and head == copy.tokens[: len(head)]
             self.policy.observe_copy(request, copy, emitted, confirmed=confirmed)
+        self.deciding_seconds += time.perf_counter() - started
 
     def forget(self, request: Request) -> None:
         """The request has ended."""

@@ -6,19 +6,20 @@ policy, in their order: what it learns of one category it knows in the next, as 
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import linear_regression
 
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
-from headstart.engine.auto.costs import Curve, RoundCosts
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.host_times import Deciding
 from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.auto.served_costs import RoundTimes
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import DraftFrom, SamplingParams
 from headstart.simulate.answers import GREEDY, NO_LIMIT
 from headstart.simulate.cost import Costs
 from headstart.simulate.matches import Matches
@@ -36,6 +37,7 @@ class _Share:
     tokens: int = 0
     copied: int = 0
     seconds: float = 0.0
+    plain_seconds: float = 0.0  # that its tokens would take without drafts
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,6 @@ class Speed:
 class Played:
     """What playing answers came to, each by itself."""
 
-    plain_seconds: float  # of a round without drafts
     shares: Mapping[Place, _Share]
 
     def of(self, answers: Sequence[Matches]) -> Speed | None:
@@ -60,56 +61,53 @@ class Played:
         tokens, seconds = sum(each.tokens for each in own), sum(each.seconds for each in own)
         if not tokens:
             return None
-        copied = sum(each.copied for each in own)
-        return Speed(tokens / seconds * self.plain_seconds, copied / tokens)
+        plain, copied = sum(each.plain_seconds for each in own), sum(each.copied for each in own)
+        return Speed(plain / seconds, copied / tokens)
 
 
 def _place(matches: Matches) -> Place:
     return matches.answer.record_id, matches.answer.start
 
 
-def head_speed(
-    answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int, *,
-    counts_deciding: bool = False,
-) -> Played:  # fmt: skip
+def head_speed(answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int) -> Played:
     """The head alone, so many requests at a time.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
-    rounds. Seconds do not vary. `counts_deciding`: a round takes longer by what deciding takes
-    here, as it does where the host drives rounds.
+    rounds. Seconds do not vary.
     """
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
-    play = Play(
-        EngineOptions(speculate="auto"), RoundCosts(((requests, curve),)), requests, max_drafts
-    )
-    played = play.run(answers)
-    return play.with_deciding(played) if counts_deciding else played
+    table = RoundCosts(((requests, curve),))
+    return Play(EngineOptions(speculate="auto"), table, requests, max_drafts).run(answers)
 
 
-def copying_speed(
-    answers: Sequence[Matches], texts: Mapping[str, list[int]], costs: Costs, verify: Curve,
-    requests: int, max_drafts: int, *, with_head: bool,
+def host_speed(
+    answers: Sequence[Matches], texts: Mapping[str, list[int]], times: RoundTimes, max_drafts: int,
+    source: DraftFrom,
 ) -> Played:  # fmt: skip
-    """The same with drafts from the context, beside the head or alone; deciding counts.
+    """In rounds of the host, by the head ("head"), copies ("context") or both ("auto").
 
-    The speed is that over an engine without a head. `texts` are token ids by record; `verify` what
-    rounds take whose drafts cost nothing. No `max_drafts`: there is no head.
+    The speed is that over an engine without a head; deciding counts. `texts` are token ids by
+    record.
     """
-    known = RoundCosts(((requests, verify),))
-    table = _with_head(known, costs, requests, max_drafts) if max_drafts else known
-    options = EngineOptions(speculate="auto" if with_head else "context")
-    play = Play(options, table, requests, max_drafts, texts)
-    played = play.with_deciding(play.run(answers))
-    return replace(played, plain_seconds=costs.round_seconds(requests, 0))
+    assert times.host is not None
+    requests, has_head = times.requests, source != "context"
+    table = RoundCosts(((requests, times.host.verify[source]),))
+    play = HostPlay(
+        EngineOptions(speculate="auto" if has_head else "context"),
+        _with_head(table, times, requests, max_drafts) if has_head else table,
+        times, max_drafts if has_head else 0, None if source == "head" else texts,
+        times.host.deciding[source],
+    )  # fmt: skip
+    return play.run(answers)
 
 
 def _with_head(known: RoundCosts, costs: Costs, requests: int, max_drafts: int) -> RoundCosts:
-    """The same costs with what the head's steps take beside their rows."""
-    steps = costs.round_seconds(requests, max_drafts) - costs.round_seconds(requests, 1)
-    rows = known.round_seconds(requests, max_drafts) - known.round_seconds(requests, 1)
-    step = max(0.0, steps - rows) / max(1, max_drafts - 1)
-    first = costs.round_seconds(requests, 1) - known.round_seconds(requests, 1)
-    start = max(0.0, first - step)
+    """The same costs with what the head's steps take beside their rows: nearly a line."""
+    drafts = range(1, max_drafts + 1)
+    beside = [costs.round_seconds(requests, k) - known.round_seconds(requests, k) for k in drafts]
+    step, start = max(0.0, beside[0]), 0.0
+    if max_drafts > 1:
+        step, start = (max(0.0, each) for each in linear_regression(drafts, beside))
     return RoundCosts(known.verify, ((requests, step),), ((requests, start),))
 
 
@@ -124,19 +122,15 @@ class Play:
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
         self._params = params
         self._copies = ContextDrafter(options) if texts is not None else None
-        self._deciding: list[float] = []  # seconds, by round
 
     def run(self, answers: Sequence[Matches]) -> Played:
         requests = self._requests
-        played = Played(self._table.round_seconds(requests, 0), {})
         going = [each for each in answers if each.answer.num_tokens > 1]
-        if not going:
-            return played
         shares = {_place(each): _Share() for each in going}
         # Fewer answers than requests come several times: the batch is to be full.
         waiting = [
             RunningAnswer(each, number, self._texts, shares[_place(each)], self._params)
-            for number in range(max(len(going), requests))
+            for number in range(max(len(going), requests) if going else 0)
             for each in [going[number % len(going)]]
         ]
         running = list[RunningAnswer]()
@@ -144,14 +138,29 @@ class Play:
             while waiting and len(running) < requests:
                 running.append(waiting.pop(0))
                 self._read(running[-1].request)
+            context = sum(len(each.request.tokens) for each in running)
+            plain, before = self._plain_seconds(context), [each.newest for each in running]
             took = self._round(running)
-            for each in running:
+            for each, newest in zip(running, before, strict=True):
                 each.share.seconds += took
+                each.share.plain_seconds += plain * (each.newest - newest)
                 each.share.rounds += 1
             for each in [each for each in running if not each.is_going]:
                 running.remove(each)
                 self._end(each)
-        return replace(played, shares=shares)
+        return Played(shares)
+
+    def _plain_seconds(self, context: int) -> float:
+        """A round without drafts, of requests with so many tokens together."""
+        return self._table.round_seconds(self._requests, 0)
+
+    def _beside(self, drafts: float, context: int) -> float:
+        """What a round takes beside what the table says, with so many drafts of each request."""
+        return 0.0
+
+    def _deciding(self, *, could_copy: bool) -> float:
+        """What choosing drafts takes of a round."""
+        return 0.0
 
     def _end(self, answer: RunningAnswer) -> None:
         self._policy.forget(answer.request)
@@ -161,38 +170,22 @@ class Play:
     def _round(self, running: Sequence[RunningAnswer]) -> float:
         """Seconds of one round; all requests that run in it wait for its end."""
         requests = {each.request: each for each in running}
-        started = time.perf_counter()
         copies = self._find(requests)
         planned = self._policy.plan(list(requests), len(running), copies)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
         table, size = self._table, len(running)
-        rows = size
+        rows, context = size, sum(len(request.tokens) for request in requests)
         for request, each in requests.items():
             of_head, copy = drafting.get(request, 0), copies.get(request)
             drafts = _drafts(each, of_head, copy, planned, self._policy.more_copied)
             rows += drafts
             each.advance(of_head, drafts, copy, self._policy)
-        took = table.verify_seconds(size, rows)
+        took = table.verify_seconds(size, rows) + self._beside(rows / size - 1, context)
         self._policy.observe_verify(list(requests), rows, took)
         deepest = max(drafting.values(), default=0)
         active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
-        self._deciding.append(time.perf_counter() - started)
+        took += self._deciding(could_copy=bool(copies))
         return took + table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
-
-    def with_deciding(self, played: Played) -> Played:
-        """The same with what a round takes to find copies, to choose drafts and to learn from them.
-
-        That is what playing it takes. The middle one of all rounds: a pause of the machine is not a
-        cost.
-        """
-        if not self._deciding:
-            return played
-        middle = statistics.median(self._deciding)
-        shares = {
-            place: replace(share, seconds=share.seconds + share.rounds * middle)
-            for place, share in played.shares.items()
-        }
-        return replace(played, shares=shares)
 
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
@@ -205,6 +198,27 @@ class Play:
         return self._copies.find_all(
             requests, lambda request: min(MAX_DRAFTS, self._policy.room(request))
         )
+
+
+class HostPlay(Play):
+    """The same with what was timed of an engine: what context adds, and what deciding takes."""
+
+    def __init__(
+        self, options: EngineOptions, table: RoundCosts, times: RoundTimes, max_drafts: int,
+        texts: Mapping[str, list[int]] | None, deciding: Deciding,
+    ):  # fmt: skip
+        super().__init__(options, table, times.requests, max_drafts, texts)
+        assert times.host is not None
+        self._times, self._host, self._taken = times, times.host, deciding
+
+    def _plain_seconds(self, context: int) -> float:
+        return self._times.round_seconds(self._requests, 0) + self._host.added(0, context)
+
+    def _beside(self, drafts: float, context: int) -> float:
+        return self._host.added(drafts, context)
+
+    def _deciding(self, *, could_copy: bool) -> float:
+        return self._taken.copying if could_copy else self._taken.usual
 
 
 def _drafts(

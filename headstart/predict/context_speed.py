@@ -19,7 +19,7 @@ from headstart.engine.auto.served_costs import RoundTimes, timed_costs
 from headstart.engine.options import EngineOptions
 from headstart.models.build import build, resolve_device, resolve_dtype
 from headstart.models.config_reader import model_config
-from headstart.predict.auto_speed import copying_speed
+from headstart.predict.auto_speed import host_speed
 from headstart.predict.head_speed import LEAST_LEN, serving_of
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.answers import answers_of
@@ -45,11 +45,9 @@ class ContextPrediction:
     def run(self, progress: Callable[[int], None] = lambda num_tokens: None) -> dict[str, Any]:
         """Lengths and speeds of copies alone, of all answers and by category, for JSON."""
         texts = {record.id: record.ids.tolist() for record in self.records}
-        played, times, requests = None, self.times, self.options.requests
-        if times is not None:
-            played = copying_speed(
-                self.matches, texts, times, times.verify, requests, 0, with_head=False
-            )
+        played, requests = None, self.options.requests
+        if self.times is not None:
+            played = host_speed(self.matches, texts, self.times, 0, "context")
         progress(sum(map(len, texts.values())))
 
         def of(own: Sequence[Matches]) -> dict[str, Any]:

@@ -7,17 +7,18 @@ takes.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, get_args
 
 from headstart.backends.base import Backend
 from headstart.backends.select import check_formats, create_backend, held_as_stored, select
 from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
-from headstart.data.records import Record
+from headstart.data.records import Record, spread
 from headstart.engine.auto.served_costs import BandwidthCosts, RoundTimes, ServedCosts, timed_costs
 from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.draft_vocabs import DraftVocabs
@@ -30,10 +31,12 @@ from headstart.models.build import (
     resolve_device,
     resolve_dtype,
 )
-from headstart.predict.auto_speed import Played, copying_speed, head_speed
+from headstart.predict.auto_speed import Played, head_speed, host_speed
 from headstart.predict.bench_costs import bench_costs
 from headstart.predict.captured_speed import captured_speed
 from headstart.predict.options import PredictionOptions
+from headstart.sampling.params import DraftFrom
+from headstart.simulate.answers import mean_context
 from headstart.simulate.copies import copied_lengths
 from headstart.simulate.cost import best, predict
 from headstart.simulate.plan import Plan, make_plan
@@ -146,16 +149,12 @@ class HeadPrediction:
             return {}
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
         most, matches, texts = len(scored.lengths) - 1, scored.matches, self._texts
-        is_driven = isinstance(costs, RoundTimes) and bool(costs.verify)
-        played = {"head": head_speed(matches, costs, requests, most, counts_deciding=is_driven)}
-        for name, with_head in (("auto", True), ("context", False)):
-            if not isinstance(costs, RoundTimes):
-                break
-            if costs.verify:
-                played[name] = copying_speed(
-                    matches, texts, costs, costs.verify, requests, most, with_head=with_head
-                )
-            elif costs.captured is not None:
+        if isinstance(costs, RoundTimes) and costs.host is not None:
+            sources = get_args(DraftFrom)
+            return {each: host_speed(matches, texts, costs, most, each) for each in sources}
+        played = {"head": head_speed(matches, costs, requests, most)}
+        if isinstance(costs, RoundTimes) and costs.captured is not None:
+            for name, with_head in (("auto", True), ("context", False)):
                 played[name] = captured_speed(
                     matches, texts, costs.captured, requests, most, with_head=with_head
                 )
@@ -167,7 +166,7 @@ class HeadPrediction:
         if self.plan.method == "formula":
             return "not predicted: rounds are played only where answers are replayed"
         costs = self.costs.of(self.scorer.model, None)
-        if isinstance(costs, RoundTimes) and costs.verify:
+        if isinstance(costs, RoundTimes) and costs.host is not None:
             return "played in rounds that were timed as whole steps"
         if isinstance(costs, RoundTimes) and costs.captured is not None:
             return "played in captured rounds, by what `auto` timed; not checked on a GPU yet"
@@ -178,6 +177,8 @@ class HeadPrediction:
     ) -> dict[str, Any]:
         """The speed of every K, of the best one, and of `auto`."""
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
+        if isinstance(costs, RoundTimes):
+            costs = costs.at(mean_context([own.answer for own in scored.matches]))
         speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
         found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
         if not played:
@@ -262,7 +263,9 @@ def open_scorer(
 
 def serving_of(records: Sequence[Record], plan: Plan, options: PredictionOptions) -> Serving:
     """What will be served, as the answers show it."""
-    prompts = [record.ids[: record.num_prompt].tolist() for record in records[:_MOST_PROMPTS]]
+    some = spread(records, _MOST_PROMPTS)
+    random.Random(0).shuffle(some)  # the first few are of all kinds
+    prompts = [record.ids[: record.num_prompt].tolist() for record in some]
     mean = sum(int(record.mask.sum()) for record in records) // len(records)
     return Serving(
         replace(plan.params, acceptance=plan.rule), [ids for ids in prompts if ids] or [[0]],

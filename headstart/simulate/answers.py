@@ -45,6 +45,13 @@ class Answer:
         return self.stop - self.start
 
 
+def mean_context(answers: Sequence[Answer]) -> float | None:
+    """Tokens before a token of these answers; None without any."""
+    tokens = sum(own.num_tokens for own in answers)
+    before = sum(own.num_tokens * (own.start + own.num_tokens / 2) for own in answers)
+    return before / tokens if tokens else None
+
+
 @dataclass(frozen=True)
 class Batch:
     """Documents one after another, with the trunk's states of their rows."""

@@ -28,7 +28,7 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
-from headstart.engine.auto import served_costs
+from headstart.engine.auto import host_times, served_costs
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, DataError, RequestError
 from headstart.heads.digest import trunk_digest
@@ -344,7 +344,7 @@ def test_rounds_of_the_sizes_that_nobody_gave_are_timed(
         return of(costs, built, size)
 
     monkeypatch.setattr(served_costs.EngineCosts, "of", watched)
-    monkeypatch.setattr(served_costs, "_TURNS", (1, 1))
+    monkeypatch.setattr(host_times, "_TURNS", (1, 1))
     code, printed, errors = vocab(model, "--data", data, "--by", "none", "--json", "--dry-run")
     assert code == 0, errors
     (said,) = json.loads(printed)["maps"]

@@ -33,10 +33,13 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import core
-from headstart.engine.auto import served_costs, timed_rounds
+from headstart.engine.auto import host_times, served_costs, timed_rounds
 from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.host_times import HostTimes
+from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.auto.served_costs import CapturedCosts, EngineCosts, RoundTimes
 from headstart.engine.loop import Loop
+from headstart.engine.options import VERIFIED
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
@@ -234,7 +237,7 @@ def test_each_reduced_lm_head_is_made_once(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds are timed: what they take is not looked at."""
-    monkeypatch.setattr(served_costs, "_TURNS", (1, 1))
+    monkeypatch.setattr(host_times, "_TURNS", (1, 1))
     monkeypatch.setattr(timed_rounds, "_ROUNDS", 1)
 
 
@@ -286,6 +289,12 @@ def test_copies_are_played_in_captured_rounds_where_those_were_timed(
 
 
 WITHOUT_HEAD = 0.75  # seconds of a step, where one with a head takes 1 and more
+DECIDING = 0.25  # seconds of a round of `auto`
+LOOK = 1e-6  # of a look at the clock; a step has some dozens
+
+
+def near(seconds: Any) -> Any:
+    return pytest.approx(seconds, abs=1e-3)
 
 
 class Clock:
@@ -304,8 +313,8 @@ class Clock:
 
         def timed(loop: Loop) -> Any:
             running = [r for r in loop.scheduler.running if r.is_decoding]
-            drafted = 1 + sum(0.1 * len(r.drafts) for r in running)
-            self.now += WITHOUT_HEAD if loop.drafter is None else drafted
+            self.now += WITHOUT_HEAD if loop.drafter is None else 1.0
+            self.now += sum(0.1 * len(r.drafts) for r in running)
             self.requests.add(len(running))
             for request in running:
                 vocab = loop.backend.draft_vocabs.get(request.draft_vocab)
@@ -314,9 +323,23 @@ class Clock:
                     self.copied.add(len(request.drafts))
             return step(loop)
 
+        plan = DraftPolicy.plan
+
+        def planned(policy: DraftPolicy, requests: Any, *more: Any) -> Any:
+            if any(request.params.speculate == "auto" for request in requests):
+                self.now += DECIDING
+            return plan(policy, requests, *more)
+
+        monkeypatch.setattr(DraftPolicy, "plan", planned)
+        monkeypatch.setattr(timed_rounds, "_ROUNDS", 2)
+        monkeypatch.setattr(host_times, "_TURNS", (2, 2))
         monkeypatch.setattr(core.EngineCore, "create", create)
         monkeypatch.setattr(Loop, "step", timed)
-        monkeypatch.setattr(served_costs.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(host_times.time, "perf_counter", self.look)
+
+    def look(self) -> float:
+        self.now += LOOK
+        return self.now
 
 
 @pytest.mark.parametrize("requests", [1, 3])
@@ -332,8 +355,17 @@ def test_timed_rounds_are_those_that_will_be_served(
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     vocab = tmp_path / "vocab.json"
     write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
+    timed = list[HostTimes]()
     with monkeypatch.context() as patches:
         clock = Clock(patches)
+        real = served_costs.time_rounds
+
+        def time_rounds(*given: Any) -> Any:
+            found = real(*given)
+            timed.append(found[1])
+            return found
+
+        patches.setattr(served_costs, "time_rounds", time_rounds)
         document = scored(
             model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab,
             weights="int8", requests=requests,
@@ -344,10 +376,18 @@ def test_timed_rounds_are_those_that_will_be_served(
     assert clock.copied >= {1, 2, 3, 5, 8, 16}, "copies of all lengths are timed as whole steps"
     assert f"backend numba, int8, greedy, requests at once: {requests}" in document["costs"]
     assert document["scored_by"] == "backend numba, int8"
+    (host,) = timed
+    rows = [0.1 * k * requests for k in VERIFIED]
+    for source, least in (("head", 1.0), ("auto", 1.0), ("context", WITHOUT_HEAD)):
+        curve = host.verify[source]
+        assert [k for k, _ in curve] == [*VERIFIED]
+        assert [took for _, took in curve] == near([least + more for more in rows])
+        own = host.deciding[source]
+        assert (own.usual, own.copying) == near((DECIDING, DECIDING))
     for result in document["results"]:
         seconds = [speed["round_seconds"] for speed in result["speed"]]
         drafting = [1 + 0.1 * k * requests for k in (1, 2)]
-        assert seconds == pytest.approx([WITHOUT_HEAD, *drafting])
+        assert seconds == near([WITHOUT_HEAD, *drafting])
         assert result["auto_speed_up"] > 0
 
 

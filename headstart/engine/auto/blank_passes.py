@@ -21,7 +21,7 @@ from headstart.engine.scheduler import Work
 from headstart.engine.verifier import verify
 from headstart.sampling.params import SamplingParams
 
-_CONTEXT = 32  # tokens of context of a pass, where there is room for them
+_CONTEXT = 32  # tokens
 _REPEATS = 4
 
 
@@ -36,20 +36,23 @@ class _Timed:
 class BlankPasses:
     """Times verifications and drafts that the host drives."""
 
-    def __init__(self, backend: Backend, drafter: Drafter | None, *, max_rows: int):
+    def __init__(
+        self, backend: Backend, drafter: Drafter | None, *, max_rows: int, context: int = _CONTEXT
+    ):  # fmt: skip
+        """`context`: tokens of each request, where there is room for them."""
         self.backend, self._drafter, self._max_rows = backend, drafter, max_rows
         self._sizes = backend.sizes
         slots = self._sizes.num_blocks * self._sizes.block_size
         self._longest = min(slots, backend.model.max_len)
-        self._context = max(backend.num_modules + 1, min(_CONTEXT, self._longest // 2))
+        self.context = max(backend.num_modules + 1, min(context, self._longest // 2))
 
     def _blocks_each(self, drafts: int) -> int:
-        return -(-(self._context + drafts + 2) // self._sizes.block_size)
+        return -(-(self.context + drafts + 2) // self._sizes.block_size)
 
     def has_room(self, batch: int, drafts: int) -> bool:
         """Whether there is memory for such a round."""
         return (
-            self._context + drafts + 2 <= self._longest
+            self.context + drafts + 2 <= self._longest
             and batch * self._blocks_each(drafts) <= self._sizes.num_blocks
             and batch * (drafts + 1) <= self._max_rows
         )
@@ -79,7 +82,7 @@ class BlankPasses:
         def draft(drafts: int, requests: Sequence[Request]) -> None:
             for request in requests:
                 request.draft_vocab = largest  # what a draft costs at most
-                drafter.resume(request, at=self._context)
+                drafter.resume(request, at=self.context)
             drafter.propose(dict.fromkeys(requests, drafts))
 
         seconds = self._seconds(
@@ -102,7 +105,7 @@ class BlankPasses:
             states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
         vocab, more = self.backend.config.vocab, len(requests)  # numbers behind the newest tokens'
         return [
-            Work(r, self._context, drafts + 1, tuple(blank_tokens(drafts, vocab, at)), states)
+            Work(r, self.context, drafts + 1, tuple(blank_tokens(drafts, vocab, at)), states)
             for at, r in zip(itertools.count(more, max(1, drafts)), requests, strict=False)
         ]
 
@@ -110,9 +113,9 @@ class BlankPasses:
         """Requests of blank tokens that own the first blocks."""
         each, requests = self._blocks_each(drafts), []
         for number, newest in enumerate(blank_tokens(batch, self.backend.config.vocab)):
-            tokens = [newest] * (self._context + 1)
+            tokens = [newest] * (self.context + 1)
             request = Request(f"cost/{number}", tokens, params, 0, 1, frozenset(), number)
-            request.num_computed = self._context
+            request.num_computed = self.context
             request.blocks = list(range(number * each, (number + 1) * each))
             requests.append(request)
         return requests

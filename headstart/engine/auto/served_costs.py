@@ -2,15 +2,13 @@
 
 They are whole steps of an engine on this device, with the same backend, weights, draft vocabulary,
 sampling and number of requests, over prompts that will be answered; or they come from sizes and
-bandwidth. All numbers of drafts are timed in turns, a few rounds each, so that a machine that is
-slow for a while is slow for all of them.
+bandwidth. All numbers of drafts are timed in turns, a few rounds each and on the same prompts, so
+that a machine that is slow for a while, or a long prompt, makes all of them slow.
 """
 
 from __future__ import annotations
 
 import gc
-import statistics
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -20,18 +18,15 @@ import torch
 from headstart.backends.base import Backend, Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine.auto.blank_passes import BlankPasses
-from headstart.engine.auto.costs import Curve, RoundCosts, level
-from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.host_times import ENGINES, HostTimes, time_rounds
+from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.core import EngineCore
-from headstart.engine.options import VERIFIED, EngineOptions, Speculate
+from headstart.engine.options import EngineOptions, Speculate
 from headstart.models.build import LoadedModel
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
-_SECONDS = 8.0  # that rounds of one draft vocabulary are timed for,
-_TURNS = (5, 40)  # in at least and at most so many turns
-_EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
 _VOCAB = "timed {}"
 
 
@@ -60,18 +55,26 @@ class CapturedCosts:
 class RoundTimes:
     """Seconds of a round of so many requests, by drafts; without any by an engine without a head.
 
-    And what copied drafts cost. `verify`: rounds whose drafts cost nothing, by drafts, where the
-    host drives them; `captured`: where the device does.
+    And what `auto` and copied drafts cost: `host` where the host drives rounds, `captured` where
+    the device does.
     """
 
     seconds: tuple[float, ...]
     requests: int = 1
-    verify: Curve = ()
+    host: HostTimes | None = None
     captured: CapturedCosts | None = None
 
     def round_seconds(self, batch: int, drafts: int) -> float:
         assert batch == self.requests
         return self.seconds[drafts]
+
+    def at(self, context: float | None) -> RoundTimes:
+        """The same with so many tokens of context of each request, where that is known."""
+        if self.host is None or context is None:
+            return self
+        tokens = self.requests * context
+        seconds = (own + self.host.added(k, tokens) for k, own in enumerate(self.seconds))
+        return replace(self, seconds=tuple(seconds))
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,7 @@ def timed_costs(
     speculate: Speculate = "auto" if is_captured else serving.max_drafts
     options = EngineOptions(
         speculate=speculate if backend.head is not None else "context",
-        max_running_requests=serving.requests if is_captured else 2 * serving.requests,
+        max_running_requests=serving.requests if is_captured else ENGINES * serving.requests,
         prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
         max_model_len=backend.model.max_len,
     ).resolved(backend.device.type)  # fmt: skip
@@ -135,8 +138,10 @@ def timed_costs(
         for size, ids in lists.items()
         if size is not None
     }
-    times = _device_times if is_captured else _host_times
-    found = times(backend, prompts, options, vocabs, lists, serving, progress)
+    if is_captured:
+        found = _device_times(backend, options, vocabs, lists, serving)
+    else:
+        found = _host_times(backend, prompts, options, vocabs, lists, serving, progress)
     gc.collect()  # a core may hold itself,
     if backend.device.type == "cuda":
         torch.cuda.empty_cache()  # and memory that is only cached would count as taken
@@ -151,10 +156,20 @@ def timed_costs(
     return EngineCosts(found, origin)
 
 
-def _device_times(
+def _host_times(
     backend: Backend, prompts: PromptReader, options: EngineOptions,
     vocabs: Mapping[str, DraftVocab], sizes: Collection[int | None], serving: Serving,
     progress: Callable[[int], None],
+) -> dict[int | None, RoundTimes]:  # fmt: skip
+    core = EngineCore.create(backend, options, vocabs)
+    names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
+    found, host = time_rounds(core, prompts, serving, [*names.values()], progress)
+    return {size: RoundTimes(found[name], serving.requests, host) for size, name in names.items()}
+
+
+def _device_times(
+    backend: Backend, options: EngineOptions, vocabs: Mapping[str, DraftVocab],
+    sizes: Collection[int | None], serving: Serving,
 ) -> dict[int | None, RoundTimes]:  # fmt: skip
     """As `auto` times captured rounds; a device's clock has little noise."""
     found = {}
@@ -177,59 +192,3 @@ def _device_times(
         gc.collect()
         torch.cuda.empty_cache()
     return found
-
-
-def _host_times(
-    backend: Backend, prompts: PromptReader, options: EngineOptions,
-    vocabs: Mapping[str, DraftVocab], sizes: Collection[int | None], serving: Serving,
-    progress: Callable[[int], None],
-) -> dict[int | None, RoundTimes]:  # fmt: skip
-    core = EngineCore.create(backend, options, vocabs)
-    timers = {
-        has_head: HostTimer(engine, prompts, serving)
-        for has_head, engine in ((True, core), (False, core.without_drafts()))
-    }
-    names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
-    without_head, without_drafts = Cell(0, has_head=False), Cell(0)
-    cells = [without_head, without_drafts]
-    cells += [Cell(k, name) for name in names.values() for k in range(1, serving.max_drafts + 1)]
-    copied = [Cell(count, is_copied=True) for count in _copied_counts(core, serving)]
-    cells += copied
-    seconds: dict[Cell, list[float]] = {cell: [] for cell in cells}
-    started, (least, most) = time.perf_counter(), _TURNS
-    for turn in range(most):
-        if turn >= least and time.perf_counter() - started > _SECONDS * len(names):
-            break
-        for cell in cells if turn % 2 else reversed(cells):  # neighbours in time both ways
-            seconds[cell] += timers[cell.has_head].rounds(cell)
-        progress(1)
-    middle = {cell: _usual(own) for cell, own in seconds.items()}
-    every_k = range(1, serving.max_drafts + 1)
-    verify = level([(cell.drafts, middle[cell]) for cell in (without_drafts, *copied)])
-    return {
-        size: RoundTimes(
-            (middle[without_head], *(middle[Cell(k, name)] for k in every_k)), serving.requests,
-            verify,
-        )
-        for size, name in names.items()
-    }  # fmt: skip
-
-
-def _usual(seconds: Sequence[float]) -> float:
-    """The mean without extremes: rounds differ by what was accepted, and all of them count."""
-    cut = int(_EXTREME * len(seconds))
-    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
-
-
-def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
-    """Numbers of copied drafts whose rounds are timed: as many as there is room for."""
-    passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
-    # Recurrent layers have slots for as many drafts as the engine was made for.
-    most = core.options.max_drafts if core.backend.sizes.num_states else VERIFIED[-1]
-    counts = [count for count in VERIFIED if 0 < count <= most]
-    return [count for count in counts if passes.has_room(serving.requests, count)]
-
-
-def num_turns() -> int:
-    """How often `progress` is called at most."""
-    return _TURNS[1]

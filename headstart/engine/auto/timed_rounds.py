@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from typing import Literal, NamedTuple
 
 from headstart.copying.drafts import Copy
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.core import EngineCore
+from headstart.engine.options import MENU, Speculate
 from headstart.engine.request import Admission, Request
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import DraftFrom, SamplingParams
 
-_ROUNDS = 4  # of one number of drafts in a turn,
+_ROUNDS = 12  # of one cell at a time,
 _MOST_STEPS = 100  # until then,
-_SETTLING = 2  # after some that are not counted: the head has to catch up, requests to begin
+_SETTLING = 3  # after some that are not counted: the head has to catch up, requests to begin
 
 
 @dataclass(frozen=True)
@@ -37,25 +39,46 @@ class Serving:
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of rounds: so many drafts of each request, by the head or copied.
+    """One kind of rounds: what the engine was made for, and what its requests draft.
 
-    has_head: an engine with a head, which is to be ready for drafts where there are none.
+    `speculate`: of the engine: 0 and "context" have no head, others keep theirs ready for drafts.
+    `drafts`: of each request, by the head or copied; "auto": as the engine chooses.
     """
 
-    drafts: int
+    speculate: Speculate
+    drafts: int | Literal["auto"] = 0
     vocab: str | None = None
-    is_copied: bool = False
-    has_head: bool = True
+    draft_from: DraftFrom = "head"
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the drafts are copies, which are made up: any copy takes as long."""
+        return self.draft_from == "context" and self.drafts != "auto"
 
 
-class _AlwaysCopies(ContextDrafter):
-    """Finds something to copy in every round in which a request is to copy."""
+class TimedRound(NamedTuple):
+    """Seconds of a step, and what choosing drafts took of it, where something drafts."""
+
+    seconds: float
+    context: int  # tokens of all requests
+    deciding: float
+    could_copy: bool  # whether any request could
+
+
+class _Copies(ContextDrafter):
+    """Finds copies; where a request is to copy so many tokens, some in every round."""
 
     def find_all(
         self, requests: Iterable[Request], count: Callable[[Request], int]
     ) -> dict[Request, Copy]:
-        counts = {r: count(r) for r in requests if r.params.draft_from == "context"}
-        return {r: Copy(r.tokens[:1] * most, 1) for r, most in counts.items() if most > 0}
+        given = [r for r in requests if r.params.speculate and _copies_so_many(r.params)]
+        found = super().find_all([r for r in requests if r not in given], count)
+        counts = {request: count(request) for request in given}
+        return found | {r: Copy(r.tokens[:1] * most, 1) for r, most in counts.items() if most > 0}
+
+
+def _copies_so_many(params: SamplingParams) -> bool:
+    return params.draft_from == "context" and isinstance(params.speculate, int)
 
 
 @dataclass
@@ -66,6 +89,7 @@ class HostTimer:
     prompts: PromptReader
     serving: Serving
     _numbers: Iterator[int] = field(default_factory=count)
+    _asked: Iterator[list[int]] = field(init=False)
     _settling: int = _SETTLING
 
     def __post_init__(self) -> None:
@@ -73,41 +97,62 @@ class HostTimer:
         self._admission = Admission(
             self.core.backend.model, self.prompts, self.core.options, num_slots=pool.num_slots
         )
-        self._asked = cycle(self.serving.prompts)
+        self.begin(0)
         if (sources := self.core.loop.sources) is not None:
-            sources.copies = _AlwaysCopies(self.core.options)
+            sources.copies = _Copies(self.core.options)
         # Nothing may end an answer early: every request is to run for as long as planned.
         self._params = replace(
             self.serving.params, max_tokens=self.serving.answer_tokens, ignore_eos=True, stop=(),
             stop_token_ids=(), min_tokens=0, logprobs=None, n=1,
         )  # fmt: skip
 
-    def rounds(self, cell: Cell) -> list[float]:
-        """Seconds of some rounds in which all requests draft as much."""
-        own = replace(
-            self._params, speculate=cell.drafts, draft_from="context" if cell.is_copied else "head"
+    def begin(self, turn: int) -> None:
+        """New requests, with other prompts in every turn: all engines have the same at a time."""
+        scheduler, prompts = self.core.scheduler, self.serving.prompts
+        for request in [*scheduler.running, *scheduler.waiting]:
+            self.core.loop.abort(request)
+        first = turn * self.serving.requests
+        self._asked = cycle(
+            prompts[(first + i) % len(prompts)] for i in range(self.serving.requests)
         )
-        scheduler, loop = self.core.scheduler, self.core.loop
-        seconds: list[float] = []
-        took, self._settling = 0.0, _SETTLING
+
+    def rounds(self, cell: Cell) -> list[TimedRound]:
+        """Some rounds in which all requests draft as the cell says."""
+        own = replace(self._params, speculate=cell.drafts, draft_from=cell.draft_from)
+        scheduler = self.core.scheduler
+        # Less is drafted where an answer is about to end.
+        room = 1 + (MENU[-1] if cell.drafts == "auto" else cell.drafts)
+        found: list[TimedRound] = []
+        last = TimedRound(0.0, 0, 0.0, could_copy=False)
+        self._settling = _SETTLING
         for _ in range(_MOST_STEPS):
-            if len(seconds) == _ROUNDS:
+            if len(found) == _ROUNDS:
                 break
             while len(scheduler.running) + len(scheduler.waiting) < self.serving.requests:
                 scheduler.add(self._request(), [])
                 self._settling = _SETTLING
             for request in [*scheduler.running, *scheduler.waiting]:
                 request.params, request.draft_vocab = own, cell.vocab
-            # Less is drafted where an answer is about to end.
-            is_whole = all(request.room > cell.drafts + 1 for request in scheduler.running)
-            started = time.perf_counter()
-            loop.step()
-            took = time.perf_counter() - started
+            is_whole = all(request.room > room for request in scheduler.running)
+            last = self._step()
             if self._settling:
                 self._settling -= 1
             elif is_whole and len(scheduler.running) == self.serving.requests:
-                seconds.append(took)
-        return seconds or [took]  # where there is no room for so many drafts
+                found.append(last)
+        return found or [last]  # where there is no room for so many drafts
+
+    def _step(self) -> TimedRound:
+        loop, sources = self.core.loop, self.core.loop.sources
+        context = sum(len(request.tokens) for request in self.core.scheduler.running)
+        before = 0.0 if sources is None else sources.deciding_seconds
+        started = time.perf_counter()
+        loop.step()
+        took = time.perf_counter() - started
+        if sources is None:
+            return TimedRound(took, context, 0.0, could_copy=False)
+        copies = map(sources.copies.found, self.core.scheduler.running)
+        deciding = sources.deciding_seconds - before
+        return TimedRound(took, context, deciding, could_copy=any(copies))
 
     def _request(self) -> Request:
         number = next(self._numbers)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 
-from headstart.predict import auto_speed
-from headstart.predict.auto_speed import Speed, copying_speed, head_speed
+from headstart.engine.auto.costs import Curve
+from headstart.engine.auto.host_times import Deciding, HostTimes
+from headstart.engine.auto.served_costs import RoundTimes
+from headstart.predict.auto_speed import Speed, head_speed, host_speed
+from headstart.sampling.params import DraftFrom
 from headstart.simulate.answers import Answer
 from headstart.simulate.cost import CostTable
 from headstart.simulate.matches import Matches
@@ -54,50 +56,80 @@ def test_parts_are_played_together_and_counted_apart(requests: int) -> None:
     assert played.of([answer(100, name="another")]) is None
 
 
-def test_deciding_takes_time_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look at the clock before and after: deciding takes 0.5, a round without drafts 1."""
-    looks = count()
-    monkeypatch.setattr(auto_speed.time, "perf_counter", lambda: 0.5 * next(looks))
-    wrong = [answer(200, is_right=False)]
-    without = head_speed(wrong, COSTS, 1, 3).of(wrong)
-    found = head_speed(wrong, COSTS, 1, 3, counts_deciding=True).of(wrong)
-    assert without is not None and found is not None
-    assert 1 / found.speed_up == pytest.approx(1 / without.speed_up + 0.5)
-
-
 FREE_ROWS = ((0, 1.0), (16, 1.0))  # verifying copies costs nothing more
+NOTHING = Deciding(0.0, 0.0)
 
 
-def copies_of(repeats: bool, *, with_head: bool, is_right: bool, verify: Any = FREE_ROWS) -> Speed:
+def times(verify: Curve = FREE_ROWS, deciding: Deciding = NOTHING) -> RoundTimes:
+    """Rounds as they are timed; each of the head's drafts takes a tenth of one without."""
+    sources: list[DraftFrom] = ["head", "auto", "context"]
+    host = HostTimes(dict.fromkeys(sources, verify), dict.fromkeys(sources, deciding))
+    return RoundTimes((1.0, 1.1, 1.2, 1.3), 1, host)
+
+
+def copies_of(
+    repeats: bool, *, source: DraftFrom, is_right: bool, known: RoundTimes | None = None
+) -> Speed:
     """Of an answer of 200 tokens that repeats its prompt, or has nothing in common with it."""
     prompt, other = [*range(200)], [*range(200, 400)]
     made = Answer(record_id="a", prompt_id="a", start=200, stop=400)
     matches = Matches(made, torch.full((199, 3), is_right))
     texts = {"a": [*prompt, *(prompt if repeats else other)]}
-    played = copying_speed([matches], texts, COSTS, verify, 1, 3, with_head=with_head)
-    found = played.of([matches])
+    found = host_speed([matches], texts, known or times(), 3, source).of([matches])
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize("with_head", [False, True])
-def test_an_answer_that_repeats_its_prompt_is_copied(with_head: bool) -> None:
+@pytest.mark.parametrize(("repeats", "longer"), [(True, 2.0), (False, 0.5)])
+def test_deciding_takes_time_in_every_round(repeats: bool, longer: float) -> None:
+    """More where something could be copied."""
+    known = times(deciding=Deciding(0.5, 2.0))
+    for source in ("context", "auto"):
+        without = copies_of(repeats, source=source, is_right=False)
+        found = copies_of(repeats, source=source, is_right=False, known=known)
+        rounds = 1 / without.speed_up  # of one second each, by token
+        assert 1 / found.speed_up == pytest.approx((1 + longer) * rounds, rel=0.12)
+
+
+def test_the_head_alone_is_that_of_the_engine_that_keeps_it_ready() -> None:
+    """Rounds without drafts take longer than those of an engine without a head."""
+    ready = replace(times(((0, 1.1), (16, 1.1))), seconds=(1.0, 1.2, 1.3, 1.4))
+    wrong = copies_of(True, source="head", is_right=False, known=ready)
+    assert wrong.speed_up == pytest.approx(1 / 1.1, rel=0.03) and wrong.copied_share == 0
+    right = copies_of(True, source="head", is_right=True, known=ready)
+    assert right.speed_up == pytest.approx(4 / 1.4, rel=0.1)
+
+
+@pytest.mark.parametrize("source", ["context", "auto"])
+def test_an_answer_that_repeats_its_prompt_is_copied(source: DraftFrom) -> None:
     """Two rounds until three tokens agree, then 17 tokens in each; a round costs 1."""
-    found = copies_of(True, with_head=with_head, is_right=False)
+    found = copies_of(True, source=source, is_right=False)
     assert found.speed_up == pytest.approx(199 / 14, rel=0.15)
     assert found.copied_share == pytest.approx(185 / 199, rel=0.05)
-    beside = copies_of(True, with_head=True, is_right=True)
+    beside = copies_of(True, source="auto", is_right=True)
     assert beside.speed_up > 13 and beside.copied_share > 0.85, "copies are faster than the head"
 
 
 def test_an_answer_that_repeats_nothing_is_not_copied() -> None:
-    alone = copies_of(False, with_head=False, is_right=True)
+    alone = copies_of(False, source="context", is_right=True)
     assert alone.copied_share == 0 and alone.speed_up == pytest.approx(1, rel=0.01)
-    beside = copies_of(False, with_head=True, is_right=True)
+    beside = copies_of(False, source="auto", is_right=True)
     assert beside.copied_share == 0 and beside.speed_up == pytest.approx(4 / 1.3, rel=0.1)
 
 
 def test_copies_are_not_taken_where_rows_cost_too_much() -> None:
-    dear = ((0, 1.0), (1, 3.0), (16, 33.0))
-    found = copies_of(True, with_head=False, is_right=False, verify=dear)
+    dear = times(((0, 1.0), (1, 3.0), (16, 33.0)))
+    found = copies_of(True, source="context", is_right=False, known=dear)
     assert found.copied_share == 0 and found.speed_up == pytest.approx(1, rel=0.01)
+
+
+def test_context_counts_in_every_round() -> None:
+    """A token of it adds as much to every round: of 300 tokens and more the speed-up is less."""
+    known = times()
+    assert known.host is not None
+    host = replace(known.host, context=100.0, per_token=((0, 0.001), (3, 0.01)))
+    found = copies_of(False, source="head", is_right=True, known=replace(known, host=host))
+    plain, drafting = (1 + each * (300 - 100) for each in (0.001, 0.01))
+    assert found.speed_up == pytest.approx(4 * plain / (drafting + 0.3), rel=0.1)
+    at = replace(known, host=host).at(300.0)
+    assert at.seconds[0] == pytest.approx(plain) and at.seconds[3] == pytest.approx(drafting + 0.3)

@@ -1,0 +1,174 @@
+"""What rounds take that the host drives: whole steps, timed in turns with each other.
+
+All engines that are compared have the same prompts at a time. Rounds without drafts, which all
+others are compared with, come between those again and again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import torch
+
+from headstart.data.prompt_reader import PromptReader
+from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.costs import Curve, curve_at, level
+from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
+from headstart.engine.core import EngineCore
+from headstart.engine.options import VERIFIED, Speculate
+from headstart.sampling.params import DraftFrom
+
+_SECONDS = 10.0  # that rounds of one draft vocabulary are timed for,
+_TURNS = (5, 40)  # in at least and at most so many turns
+_EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
+_CONTEXTS = (32, 1024)  # tokens of a request, between which what one of them adds is taken
+_NONE = Cell(0)  # rounds of an engine that drafts nothing,
+_NONE_EVERY = 8  # in front of so many others
+ENGINES = 3  # that have requests under way meanwhile
+
+
+@dataclass(frozen=True)
+class Deciding:
+    """Seconds that choosing drafts takes of a round, and learning from what became of them."""
+
+    usual: float
+    copying: float  # in a round in which something could be copied
+
+
+@dataclass(frozen=True)
+class HostTimes:
+    """Rounds that the host drives, whose drafts cost nothing, by drafts; and what deciding takes.
+
+    By where `auto` drafts from: "head" and "auto" (copies, too) of an engine that keeps its head
+    ready, "context" of one without.
+    """
+
+    verify: Mapping[DraftFrom, Curve]
+    deciding: Mapping[DraftFrom, Deciding]
+    context: float = 0.0  # tokens of all requests in such a round,
+    per_token: Curve = ()  # and what each one more adds, by drafts of each request
+
+    def added(self, drafts: float, context: float) -> float:
+        """Seconds that a round of so many tokens takes more than those that were timed."""
+        per_token = curve_at(self.per_token, drafts) if self.per_token else 0.0
+        return per_token * (context - self.context)
+
+
+def time_rounds(
+    core: EngineCore, prompts: PromptReader, serving: Serving, vocabs: Sequence[str | None],
+    progress: Callable[[int], None],
+) -> tuple[dict[str | None, tuple[float, ...]], HostTimes]:  # fmt: skip
+    """Seconds by K, for each draft vocabulary, and of what `auto` and copies take beside.
+
+    K = 0 is that of an engine without a head. The last vocabulary is the one that `auto` has.
+    Of rounds with the mean context of all that were timed.
+    """
+    has_head = core.drafter is not None
+    kinds: list[Speculate] = ["auto", 0, "context"] if has_head else [0, "context"]
+    timers = {kind: HostTimer(core.beside(kind), prompts, serving) for kind in kinds}
+    per_token = _per_token(core, serving)
+    every_k = range(1, serving.max_drafts + 1)
+    fixed = [Cell("auto", k, name) for name in vocabs for k in every_k if has_head]
+    copied = {
+        kind: {k: Cell(kind, k, draft_from="context") for k in _copied_counts(core, serving)}
+        for kind in kinds if kind != 0
+    }  # fmt: skip
+    chosen: dict[DraftFrom, Cell] = {"context": Cell("context", "auto", draft_from="context")}
+    if has_head:
+        chosen["head"] = Cell("auto", "auto", vocabs[-1], draft_from="head")
+        chosen["auto"] = Cell("auto", "auto", vocabs[-1], draft_from="auto")
+    cells = [*fixed, *(cell for own in copied.values() for cell in own.values()), *chosen.values()]
+    rounds = _timed(timers, cells, len(vocabs), progress)
+    context = fmean(one.context for own in rounds.values() for one in own)
+    times = HostTimes({}, {}, context, per_token)
+    seconds = {cell: _at_usual_context(cell, own, times) for cell, own in rounds.items()}
+    verify: dict[DraftFrom, Curve] = {}
+    deciding: dict[DraftFrom, Deciding] = {}
+    for source, cell in chosen.items():
+        given = copied[cell.speculate]
+        verify[source] = level([(k, seconds[own]) for k, own in given.items()])
+        deciding[source] = _deciding(rounds[cell], rounds[given[0]])
+    ks = every_k if has_head else ()
+    by_k = {
+        name: (seconds[_NONE], *(seconds[Cell("auto", k, name)] for k in ks)) for name in vocabs
+    }
+    return by_k, replace(times, verify=verify, deciding=deciding)
+
+
+def _timed(
+    timers: Mapping[Speculate, HostTimer], cells: Sequence[Cell], num_vocabs: int,
+    progress: Callable[[int], None],
+) -> dict[Cell, list[TimedRound]]:  # fmt: skip
+    """Rounds of all cells in turns, for as long as there is time.
+
+    Those that all others are compared with come between them again and again.
+    """
+    rounds: dict[Cell, list[TimedRound]] = {cell: [] for cell in (_NONE, *cells)}
+    started, (least, most) = time.perf_counter(), _TURNS
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - started > _SECONDS * num_vocabs:
+            break
+        for timer in timers.values():
+            timer.begin(turn)
+        for place, cell in enumerate(cells if turn % 2 else reversed(cells)):
+            if place % _NONE_EVERY == 0:
+                rounds[_NONE] += timers[0].rounds(_NONE)
+            rounds[cell] += timers[cell.speculate].rounds(cell)
+        progress(1)
+    return rounds
+
+
+def _at_usual_context(cell: Cell, rounds: Sequence[TimedRound], times: HostTimes) -> float:
+    """What rounds of a cell take with as much context as those of all cells have."""
+    drafts = 0 if cell.drafts == "auto" else cell.drafts
+    own = fmean(one.context for one in rounds)
+    return _usual([one.seconds for one in rounds]) - times.added(drafts, own)
+
+
+def _per_token(core: EngineCore, serving: Serving) -> Curve:
+    """What a token of context adds to a round, by drafts: of blank requests, before real ones."""
+    rows = core.options.num_rows
+    near, far = (
+        BlankPasses(core.backend, core.drafter, max_rows=rows, context=context)
+        for context in _CONTEXTS
+    )
+    counts = [k for k in VERIFIED if far.has_room(serving.requests, k)]
+    tokens = serving.requests * (far.context - near.context)
+    if not counts or tokens <= 0:
+        return ()
+    params = replace(serving.params, acceptance="match")  # what another rule takes is no context
+    with torch.inference_mode():
+        times = [own.verify_seconds(serving.requests, counts, params) for own in (near, far)]
+    return tuple((k, max(0.0, b - a) / tokens) for k, a, b in zip(counts, *times, strict=True))
+
+
+def _deciding(chosen: Sequence[TimedRound], given: Sequence[TimedRound]) -> Deciding:
+    """What rounds in which drafts are chosen take more than those in which they are given."""
+    least = _usual([one.deciding for one in given])
+    usual = [one.deciding for one in chosen if not one.could_copy]
+    copying = [one.deciding for one in chosen if one.could_copy]
+    found = (max(0.0, _usual(own) - least) for own in (usual or copying, copying or usual))
+    return Deciding(*found)
+
+
+def _usual(seconds: Sequence[float]) -> float:
+    """The mean without extremes: rounds differ by what was accepted, and all of them count."""
+    cut = int(_EXTREME * len(seconds))
+    return fmean(sorted(seconds)[cut : len(seconds) - cut])
+
+
+def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
+    """Numbers of copied drafts whose rounds are timed, none too: as there is room for."""
+    passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
+    # Recurrent layers have slots for as many drafts as the engine was made for.
+    most = core.options.max_drafts if core.backend.sizes.num_states else VERIFIED[-1]
+    counts = [count for count in VERIFIED if count <= most]
+    return [k for k in counts if k == 0 or passes.has_room(serving.requests, k)]
+
+
+def num_turns() -> int:
+    """How often `progress` is called at most."""
+    return _TURNS[1]
