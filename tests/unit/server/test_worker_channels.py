@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
@@ -35,6 +36,7 @@ class _Idle:
     """As much of an engine as a worker without requests touches."""
 
     has_work = False
+    loop = SimpleNamespace(meanwhile=None, is_ahead=False)
 
 
 def test_calls_fail_when_the_thread_ends() -> None:
