@@ -7,10 +7,10 @@ MODEL is a small calibrated checkpoint with a tokenizer (`headstart calibrate --
 The server runs as it is, with the engine's part of device rounds, masks, texts and counters; only
 the device is a clock (`host_rounds.py` has the rest of it): a tenth of a round drafts, the choice
 takes a twentieth and waits for masks. A step takes as long as the device does where the host is
-hidden behind it. `engine_ms` and `loop_ms` are what the engine's thread and the event loop take of a
-processor in a step, `engine_waits` how often the former waited in it, for Python's lock among
-others. All streams begin together, and what is measured lies within their answers. The last line is
-one JSON document.
+hidden behind it. `engine_ms` and `loop_ms` are what the engine's thread and the event loop take of
+a processor in a step, `engine_waits` how often the former waited, for Python's lock among others.
+All streams begin together, and what is measured lies within their answers. The last line is one
+JSON document.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def serve_on_a_clock() -> None:
         core._keep_pauses_short(engine.loop)  # as on a GPU
 
     assert DRAFTS + 1 == _PER_ROUND
-    Engine.__init__ = make  # type: ignore[method-assign]
+    Engine.__init__ = make  # type: ignore[method-assign, assignment]
     torch.set_num_threads(1)
     sys.argv = ["headstart", *sys.argv[2:]]
     main()

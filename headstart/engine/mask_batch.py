@@ -72,8 +72,8 @@ class _Going:
     def only(self, keeps: Sequence[bool]) -> _Going:
         if all(keeps):
             return self
-        own = compress(self.indices, keeps), compress(self.grammars, keeps)
-        return _Going(self.kind, *map(list, own))
+        indices = list(compress(self.indices, keeps))
+        return _Going(self.kind, indices, list(compress(self.grammars, keeps)))
 
 
 class MaskBatch:
@@ -112,7 +112,7 @@ class MaskBatch:
                     break
                 tokens = np.array([_at(drafts.get(index, ()), depth) for index in going.indices])
                 fits = _allowed(masks, tokens)
-                going = self._taking(going.only(fits), tokens[fits].tolist())
+                going = self._taking(going.only(fits.tolist()), tokens[fits].tolist())
                 found = self._fill(going, depth + 1)
                 if found is None:
                     break
@@ -158,8 +158,8 @@ def _allowed(masks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Whether each mask [n, words] allows its token."""
     is_known = (tokens >= 0) & (tokens < 32 * masks.shape[1])
     ids = np.where(is_known, tokens, 0)
-    words = masks[np.arange(len(ids)), ids >> 5]
-    return is_known & ((words >> (ids & 31)) & 1).astype(bool)
+    bits: np.ndarray = masks[np.arange(len(ids)), ids >> 5] >> (ids & 31)
+    return is_known & (bits & 1).astype(bool)
 
 
 def accept_together(asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> list[int]:

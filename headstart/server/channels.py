@@ -85,7 +85,7 @@ class Channel:
         """Whether an event was taken where it came: waking a task for it takes as long again."""
         if self.push is None or not self._is_taking or self._events or self._failure is not None:
             return False
-        if event.result is not None:
+        if event.update.finish_reason is not None:
             return False
         try:
             return self.push(event)

@@ -63,7 +63,8 @@ class GuardedConnection(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         if self.cycle is not None:
-            self.cycle.scope[_CYCLE] = weakref.ref(self.cycle)  # which holds the scope
+            scope: Scope = self.cycle.scope  # type: ignore[assignment]
+            scope[_CYCLE] = weakref.ref(self.cycle)  # which holds the scope
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
