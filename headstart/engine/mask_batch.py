@@ -158,8 +158,9 @@ def _allowed(masks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Whether each mask [n, words] allows its token."""
     is_known = (tokens >= 0) & (tokens < 32 * masks.shape[1])
     ids = np.where(is_known, tokens, 0)
-    bits: np.ndarray = masks[np.arange(len(ids)), ids >> 5] >> (ids & 31)
-    return is_known & (bits & 1).astype(bool)
+    bits = masks[np.arange(len(ids)), ids >> 5] >> (ids & 31)
+    found: np.ndarray = is_known & (bits & 1).astype(bool)
+    return found
 
 
 def accept_together(asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> list[int]:
