@@ -42,6 +42,7 @@ from headstart.engine.rounds import Rounds
 from headstart.sampling.masks import num_words
 from headstart.sampling.params import Row, SamplingParams
 from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import GrammarSpec
 
 DRAFTS = 3
 KINDS: dict[str, dict[str, Any]] = {
@@ -54,6 +55,8 @@ ANY = "_any"  # the end of a kind whose texts are tokens at random that fit
 
 class QuickRounds(DeviceRounds):
     """Requests follow texts: each the one that it was given, from its beginning, over and over."""
+
+    launched = LaunchedRound  # what a round becomes
 
     def __init__(self, requests: int, vocab: int, text: Sequence[int], *, is_any: bool):
         self.sizes = RoundSizes(
@@ -121,7 +124,7 @@ class QuickRounds(DeviceRounds):
             own = [self._text[(at + i) % len(self._text)] for i in range(DRAFTS + 1)]
             self._places[index] = at + DRAFTS + 1
             following.append(own)
-        launched = LaunchedRound(list(self._tops), drafts=[DRAFTS] * len(drafts))
+        launched = self.launched(list(self._tops), drafts=[DRAFTS] * len(drafts))
         self._waiting = launched, following
         if not any(self._grammars):
             self._end()
@@ -177,16 +180,28 @@ class QuickRounds(DeviceRounds):
         return count
 
 
+def spec_of(kind: str) -> tuple[GrammarSpec, str] | None:
+    """The grammar of a kind, and a text that fits it."""
+    name = GRAMMARS.get(kind.removesuffix(ANY))
+    return None if name is None else cases()[name]
+
+
+def text_for(engine: Engine, kind: str) -> list[int]:
+    """What requests of a kind are to write."""
+    tokenizer, known = engine.prompts.tokenizer, spec_of(kind)
+    if known is not None and kind != "regex":
+        return list(tokenizer.encode(known[1], add_special_tokens=False))
+    text = random.Random(0).choices(range(10, 40000), k=400)
+    if kind != "regex":
+        return text
+    # That one permits whatever is whole characters.
+    return [token for token in text if "\ufffd" not in tokenizer.decode([token])]
+
+
 def measured(engine: Engine, kind: str, count: int, given: argparse.Namespace) -> dict[str, Any]:
     """Steps while all requests decode."""
-    vocab, tokenizer = engine.model.config.vocab, engine.prompts.tokenizer
-    text, spec = random.Random(0).choices(range(10, 40000), k=400), None
-    if (grammar_kind := kind.removesuffix(ANY)) in GRAMMARS:
-        spec, words = cases()[GRAMMARS[grammar_kind]]
-        if kind != "regex":  # that one permits whatever else is whole characters
-            text = tokenizer.encode(words, add_special_tokens=False)
-        else:
-            text = [token for token in text if "\ufffd" not in tokenizer.decode([token])]
+    vocab, text, known = engine.model.config.vocab, text_for(engine, kind), spec_of(kind)
+    spec = None if known is None else known[0]
     rounds = QuickRounds(count, vocab, text, is_any=kind.endswith(ANY))
     engine.loop.rounds = Rounds(rounds, engine.pool)
     gc.collect()

@@ -17,7 +17,8 @@ from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.look import ORIGIN_STYLES
 from headstart.cli.options import Head, Json, Model
 from headstart.cli.spinning import limit_spinning
-from headstart.data.prompt_reader import Detokenizer, Prompt
+from headstart.data.detokenizer import Detokenizer
+from headstart.data.prompt_reader import Prompt
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, RequestError
 from headstart.report.terminal import CONTROLS, say

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.data.prompt_reader import Decoder, Detokenizer
+from headstart.data.detokenizer import Decoder, Detokenizer
 from headstart.demo.race import SIDES, Race, best_drafts, mean_speed_up
 from headstart.report.page import Page
 from headstart.sampling.acceptance import Acceptance

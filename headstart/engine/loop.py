@@ -9,7 +9,7 @@ for requests that need the host for every token.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -40,6 +40,8 @@ class Loop:
         self.stats = EngineStats()
         self.times = StepTimes(self.stats, self.policy)
         self._read: TrunkOutput | None = None  # what this step's rows gave beside a round
+        # Called in a step when the device has its next round: the host would only wait then.
+        self.meanwhile: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
@@ -96,6 +98,11 @@ class Loop:
         return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether a round is under way, whose outcome the next step hands out."""
+        return self.rounds is not None and self.rounds.is_under_way
+
+    @property
     def state_kind(self) -> StateKind | None:
         """Which of the trunk's states requests can keep; None where the host does not see them."""
         is_seen = self.rounds is None and self.backend.device.type == "cpu"
@@ -110,7 +117,7 @@ class Loop:
         updates: list[Update] = []
         try:
             chosen, copies = self._choose_for_rounds()
-            outcomes, is_launched = self.rounds.advance(chosen, rows, copies)
+            outcomes, is_launched = self.rounds.advance(chosen, rows, copies, self.meanwhile)
             # Before texts are made: the round under way waits for masks behind these tokens.
             accepted = self.rounds.accept(outcomes)
             self.rounds.begin_masks(_stuck(outcomes))

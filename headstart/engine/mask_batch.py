@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
 from typing import cast
 
 import numpy as np
@@ -52,20 +54,26 @@ class MaskRows:
             row[:] = -1 if words is None else words[: len(row)]
             self.keep([index], depth)
 
-    def allowing(self, indices: Sequence[int], tokens: Sequence[int]) -> list[int]:
-        """Of these requests those whose last mask allows their token."""
-        ids = np.array(tokens)
-        is_known = (ids >= 0) & (ids < 32 * self._room.shape[1])
-        ids = np.where(is_known, ids, 0)
-        words = self._room[[self.ends[index] for index in indices], ids >> 5]
-        fits = is_known & ((words >> (ids & 31)) & 1).astype(bool)
-        return [index for index, fit in zip(indices, fits.tolist(), strict=True) if fit]
-
     def of(self, indices: Iterable[int]) -> RoundMasks:
         """All that was kept, for these requests."""
         words = self._room[: len(self._requests)]
         ends = {index: self.ends[index] for index in indices}
         return RoundMasks(words, self._requests, self._depths, ends)
+
+
+@dataclass(frozen=True)
+class _Going:
+    """Grammars of one kind, by the indices of their requests; masks of all were found last."""
+
+    kind: type[BatchGrammar]
+    indices: list[int]
+    grammars: list[Grammar]
+
+    def only(self, keeps: Sequence[bool]) -> _Going:
+        if all(keeps):
+            return self
+        indices = list(compress(self.indices, keeps))
+        return _Going(self.kind, indices, list(compress(self.grammars, keeps)))
 
 
 class MaskBatch:
@@ -82,12 +90,13 @@ class MaskBatch:
         failed: kinds whose failure is in the log already; further ones are added.
         """
         self._grammars, self._rows, self._failed = grammars, rows, failed
-        self._took: dict[type[BatchGrammar], float] = {}  # seconds, for what comes next
-        able = {index: each.of_many for index, each in grammars.items()}
-        for kind, own in _by_kind(able).items():
+        # Whose masks were found, where these are, and the seconds that they took.
+        self._begun: list[tuple[_Going, np.ndarray, float]] = []
+        for going in _by_kind({index: each.of_many for index, each in grammars.items()}):
             started = time.thread_time()
-            self._fill(kind, own, 0)
-            self._took[kind] = time.thread_time() - started
+            masks = self._fill(going, 0)
+            if masks is not None:
+                self._begun.append((going, masks, time.thread_time() - started))
 
     def follow(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Find what comes behind drafts, of each up to the first that does not fit.
@@ -96,51 +105,62 @@ class MaskBatch:
         masks end before the drafts do, drafts do not count behind the last one.
         """
         until = time.thread_time() + _MOST_SECONDS
-        begun = {i: self._grammars[i].of_many for i in drafts if i in self._rows.ends}
-        for kind, going in _by_kind(begun).items():
-            depth, took = 0, self._took[kind]
-            while tokens := {i: drafts[i][depth] for i in going if len(drafts[i]) > depth}:
+        for going, masks, took in self._begun:
+            for depth in range(max((len(own) for own in drafts.values()), default=0)):
                 started = time.thread_time()
                 if started + took > until:
                     break
-                fitting = self._rows.allowing(list(tokens), list(tokens.values()))
-                depth += 1
-                going = self._taking(kind, {i: going[i] for i in fitting}, tokens)
-                if not self._fill(kind, going, depth):
+                tokens = np.array([_at(drafts.get(index, ()), depth) for index in going.indices])
+                fits = _allowed(masks, tokens)
+                going = self._taking(going.only(fits.tolist()), tokens[fits].tolist())
+                found = self._fill(going, depth + 1)
+                if found is None:
                     break
-                took = time.thread_time() - started
+                masks, took = found, time.thread_time() - started
 
-    def _taking(
-        self, kind: type[BatchGrammar], going: dict[int, Grammar], tokens: Mapping[int, int]
-    ) -> dict[int, Grammar]:
+    def _taking(self, going: _Going, tokens: list[int]) -> _Going:
         """Those that have taken their token."""
-        if not going:
-            return {}
+        if not tokens:
+            return going
         try:
-            taken = kind.look_ahead(list(going.values()), [tokens[index] for index in going])
-            pairs = list(zip(going, taken, strict=True))
+            taken = list(going.kind.look_ahead(going.grammars, tokens))
+            return going.only(taken)
         except Exception as error:  # where each of them is now nothing tells
-            for index in going:
+            for index in going.indices:
                 self._grammars[index].fail("look_ahead", error)
-            return {}
-        return {index: going[index] for index, is_in in pairs if is_in}
+            return going.only([False] * len(tokens))
 
-    def _fill(self, kind: type[BatchGrammar], going: dict[int, Grammar], depth: int) -> bool:
-        """Whether there are masks of these now, and any."""
-        if not going:
-            return False
+    def _fill(self, going: _Going, depth: int) -> np.ndarray | None:
+        """Masks of these now, if there are any."""
+        if not going.indices:
+            return None
+        masks = self._rows.free(len(going.indices))
         try:
-            kind.fill(list(going.values()), self._rows.free(len(going)), depth)
+            going.kind.fill(going.grammars, masks, depth)
         except Exception as error:
-            if kind not in self._failed:
-                self._failed.add(kind)
+            if going.kind not in self._failed:
+                self._failed.add(going.kind)
                 _log.warning(
                     "masks of %d x %s at once, behind %d drafts, failed; this is logged once",
-                    len(going), kind.__name__, depth, exc_info=error,
+                    len(going.indices), going.kind.__name__, depth, exc_info=error,
                 )  # fmt: skip
-            return False
-        self._rows.keep(list(going), depth)
-        return True
+            return None
+        self._rows.keep(going.indices, depth)
+        return masks
+
+
+def _at(drafts: Sequence[int], depth: int) -> int:
+    """A draft; -1, which fits nowhere, where there is none."""
+    return drafts[depth] if depth < len(drafts) else -1
+
+
+def _allowed(masks: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Whether each mask [n, words] allows its token."""
+    is_known = (tokens >= 0) & (tokens < 32 * masks.shape[1])
+    ids = np.where(is_known, tokens, 0)
+    bits = masks[np.arange(len(ids)), ids >> 5] >> (ids & 31)
+    found: np.ndarray = is_known & (bits & 1).astype(bool)
+    return found
 
 
 def accept_together(asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> list[int]:
@@ -150,26 +170,29 @@ def accept_together(asked: Sequence[tuple[GuardedGrammar, Sequence[int]]]) -> li
     for at, inner in able.items():
         if inner is None:
             found[at] = asked[at][0].accept_all(asked[at][1])
-    for kind, own in _by_kind(able).items():
-        chosen = [_chosen(asked[at][1]) for at in own]
+    for going in _by_kind(able):
+        chosen = [_chosen(asked[at][1]) for at in going.indices]
         try:
-            kind.accept_each(list(own.values()), chosen)
+            going.kind.accept_each(going.grammars, chosen)
         except Exception as error:
-            for at in own:
+            for at in going.indices:
                 asked[at][0].fail("accept_each", error)
             chosen = [tokens[:1] for tokens in chosen]  # answers end with the first of them
-        for at, tokens in zip(own, chosen, strict=True):
+        for at, tokens in zip(going.indices, chosen, strict=True):
             asked[at][0].moved()
             found[at] = len(tokens)
     return found
 
 
-def _by_kind(able: Mapping[int, Grammar | None]) -> dict[type[BatchGrammar], dict[int, Grammar]]:
-    found: dict[type[BatchGrammar], dict[int, Grammar]] = {}
+def _by_kind(able: Mapping[int, Grammar | None]) -> list[_Going]:
+    found: dict[type[BatchGrammar], _Going] = {}
     for index, inner in able.items():
         if inner is not None:
-            found.setdefault(cast(type[BatchGrammar], type(inner)), {})[index] = inner
-    return found
+            kind = cast(type[BatchGrammar], type(inner))
+            going = found.setdefault(kind, _Going(kind, [], []))
+            going.indices.append(index)
+            going.grammars.append(inner)
+    return list(found.values())
 
 
 def _chosen(tokens: Sequence[int]) -> Sequence[int]:

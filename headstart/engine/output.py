@@ -93,6 +93,9 @@ def emit(request: Request, verdict: Verdict) -> None:
     if request.room <= 0:  # only the prompt was to be read
         request.finish_reason = "length"
         return
+    if _takes_all(request, verdict):
+        _append(request, verdict)
+        return
     for index, token in enumerate(verdict.tokens):
         if token < 0:  # nothing was allowed
             _end_of_choices(request)
@@ -106,6 +109,28 @@ def emit(request: Request, verdict: Verdict) -> None:
         _check_end(request, token, has_grammar=index + 1 >= verdict.grammar_tokens)
         if request.finish_reason is not None:
             return
+
+
+def _takes_all(request: Request, verdict: Verdict) -> bool:
+    """Whether nothing but its text could end the answer at one of these tokens, as mostly."""
+    tokens, text, grammar = verdict.tokens, request.text, request.grammar
+    if not tokens or len(tokens) >= request.room or min(tokens) < 0:
+        return False
+    if text is not None and text.looks_for_stops:
+        return False
+    if grammar is not None and (verdict.grammar_tokens < len(tokens) or grammar.error is not None):
+        return False
+    return request.end_ids.isdisjoint(tokens)
+
+
+def _append(request: Request, verdict: Verdict) -> None:
+    """All tokens, up to one whose text cannot be made."""
+    tokens, text = verdict.tokens, request.text
+    count = len(tokens) if text is None else text.add_all(tokens)
+    request.tokens += tokens[:count]
+    request.origins += verdict.origins[:count]
+    request.logprobs += verdict.logprobs[:count]
+    _check_text(request)
 
 
 def update_since(request: Request, num_before: int) -> Update:

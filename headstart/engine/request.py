@@ -17,7 +17,8 @@ from typing import Literal
 from torch import Tensor
 
 from headstart.backends.base import LoadedModel
-from headstart.data.prompt_reader import Detokenizer, PromptReader
+from headstart.data.detokenizer import Detokenizer
+from headstart.data.prompt_reader import PromptReader
 from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.kept_states import KeptStates
 from headstart.engine.kv_cache import root_digest

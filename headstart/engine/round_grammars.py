@@ -14,8 +14,9 @@ from headstart.engine.grammar import BatchGrammar, GuardedGrammar
 from headstart.engine.mask_batch import MaskBatch, MaskRows, accept_together
 from headstart.engine.mask_threads import MaskThreads
 
-# Seconds of a processor, in all and for each mask, up to which threads are not worth it.
-_LITTLE, _LITTLE_EACH = 4e-3, 3e-5
+# Seconds of a processor, in all and for each mask, up to which threads are not worth it. On slow
+# processors half of the latter goes for Python, which threads cannot share.
+_LITTLE, _LITTLE_EACH = 4e-3, 6e-5
 # Rounds that threads share after one that took longer; twice as many each time that the next one
 # without them takes as long again, since such a round keeps all requests waiting.
 _APART, _MOST_APART = 16, 512

@@ -8,7 +8,7 @@ device, and the request enters the rounds without the host having seen that toke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -87,13 +87,13 @@ class Rounds:
 
     def advance(
         self, drafts: Mapping[Request, int], rows: Sequence[TrunkRows] = (),
-        copies: GivenCopies | None = None,
+        copies: GivenCopies | None = None, meanwhile: Callable[[], None] | None = None,
     ) -> tuple[list[RoundOutcome], bool]:  # fmt: skip
         """Launch the next round; what the last one gave, and whether there was memory.
 
-        The device goes on at once; only then the host waits for the round before. `rows` of
-        requests outside rounds join its trunk pass if they can: see `joined`. `copies` is what
-        requests may copy from their context.
+        The device goes on at once; only then the host waits for the round before, after it has
+        called `meanwhile`. `rows` of requests outside rounds join its trunk pass if they can: see
+        `joined`. `copies` is what requests may copy from their context.
         """
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = self._rows = self.measured = self.joined = None
@@ -105,6 +105,8 @@ class Rounds:
             indices = {i: given.tokens[r] for r, i in self._index.items() if r in given.tokens}
             self._device.give(indices, given.most, given.rows)
         is_launched = self._launch(wanted, rows)
+        if meanwhile is not None:
+            meanwhile()
         outcomes: list[RoundOutcome] = []
         if before is not None:
             outcomes = before.outcomes()
@@ -126,6 +128,11 @@ class Rounds:
         context = sum(len(request.tokens) for request in self._requests)
         self._flight = Flight(list(self._requests), launched, context)
         return True
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a round was launched that `advance` has not read."""
+        return self._flight is not None
 
     @property
     def is_drafting(self) -> bool:

@@ -27,6 +27,7 @@ from headstart.server.state import ServerState
 from headstart.server.templates.client import in_thread
 from headstart.server.wire import (
     DONE,
+    PartWriter,
     begin_stream,
     encoded,
     named_events,
@@ -90,6 +91,7 @@ class Answering(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record, self._path = record_of(scope), scope.get("path", "")
+        self._scope = scope
         self._record.id, self._record.is_stream = self.answer_id, self.request.stream
         is_sent = await until_gone(receive, self._run(send))
         if not is_sent and self._record.error is None:  # else it was counted for what went wrong
@@ -155,10 +157,18 @@ class Answering(Response):
         return channel.is_cut
 
     async def _whole(self, channel: Channel, prepared: Prepared, send: Send) -> None:
+        writer = prepared.writer
+
+        def push(event: Event) -> bool:
+            if self._record.first_token_seconds is None:
+                return False
+            writer.note(event)
+            return True
+
+        channel.push = push
         while not channel.is_done:
             for event in await self._take(channel):
-                prepared.writer.note(event)
-        writer = prepared.writer
+                writer.note(event)
         if writer.is_large:
             loop = asyncio.get_running_loop()
             body = await loop.run_in_executor(self.state.pool, lambda: encoded(writer.whole()))
@@ -179,6 +189,19 @@ class Answering(Response):
                 writer.note(event)
                 chunks += writer.chunks(event)
             return events(chunks) if chunks else b""
+
+        parts = PartWriter.of(self._scope)
+
+        def push(event: Event) -> bool:
+            if self._record.first_token_seconds is None or event.update.prompt_logprobs:
+                return False
+            if parts is None or not parts.is_ready:
+                return False
+            if part := written([event]):
+                parts.write(part)
+            return True
+
+        channel.push = push
 
         loop = asyncio.get_running_loop()
         while not channel.is_done:

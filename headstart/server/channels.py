@@ -60,6 +60,9 @@ class Channel:
         self._wake = asyncio.Event()
         self._unfinished = len(jobs)
         self.is_cut = False  # whether its time was up before everything had come
+        # What takes an event while nothing but events is waited for; False: `take` gives it.
+        self.push: Callable[[Event], bool] | None = None
+        self._is_taking = False
 
     @property
     def is_open(self) -> bool:
@@ -73,8 +76,22 @@ class Channel:
 
     def put(self, event: Event) -> None:
         self._unfinished -= event.result is not None
+        if self._pushed(event):
+            return
         self._events.append(event)
         self._wake.set()
+
+    def _pushed(self, event: Event) -> bool:
+        """Whether an event was taken where it came: waking a task for it takes as long again."""
+        if self.push is None or not self._is_taking or self._events or self._failure is not None:
+            return False
+        if event.update.finish_reason is not None:
+            return False
+        try:
+            return self.push(event)
+        except Exception as error:
+            self.fail(error)
+            return True
 
     def fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -86,7 +103,11 @@ class Channel:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)  # others may have raised it, too
             self._wake.clear()
-            await self._wake.wait()
+            self._is_taking = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._is_taking = False
         events = list(self._events)
         self._events.clear()
         return events

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 import time
+import weakref
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ from uuid import uuid4
 import h11
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from headstart.server.recording import RequestRecord, ServerMetrics, log_request
 from headstart.server.refusals import Refusal, refusal_of
@@ -28,7 +29,7 @@ _log = logging.getLogger("headstart.server")
 HEADER_SECONDS = 20.0
 STALL_SECONDS = 20.0  # in which a client must take this much of what waits for it, or all
 _LEAST_BYTES = 1 << 18
-_RECORD = "headstart.record"  # key of a scope
+_RECORD, _CYCLE = "headstart.record", "headstart.cycle"  # keys of a scope
 _QUIET = ("/health", "/load", "/metrics", "/ping")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
 DONE = b"data: [DONE]\n\n"
@@ -58,6 +59,12 @@ class GuardedConnection(H11Protocol):
             self._arm()
         else:
             self._disarm()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None:
+            scope: Scope = self.cycle.scope  # type: ignore[assignment]
+            scope[_CYCLE] = weakref.ref(self.cycle)  # which holds the scope
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -185,6 +192,31 @@ async def begin_stream(send: Send) -> None:
 
 async def send_part(send: Send, data: bytes, *, is_last: bool = False) -> None:
     await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+class PartWriter:
+    """Writes parts of a stream that has begun at once, while its client reads as fast.
+
+    A part that is sent with `send_part` goes through a dozen functions of the layers above the
+    connection, which takes longer than all else that an event costs.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle):
+        self._cycle = cycle
+
+    @classmethod
+    def of(cls, scope: Scope) -> PartWriter | None:
+        """None where parts have no chunks of their own, or where another server runs the app."""
+        cycle = scope[_CYCLE]() if _CYCLE in scope else None
+        return cls(cycle) if cycle is not None and scope["http_version"] == "1.1" else None
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
+
+    def write(self, data: bytes) -> None:
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 async def send_whole(send: Send, body: bytes) -> None:

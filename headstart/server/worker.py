@@ -45,7 +45,8 @@ class Worker:
     def __init__(self, make_engine: Callable[[], Engine], metrics: ServerMetrics):
         self._make_engine, self.metrics = make_engine, metrics
         self._inbox = Inbox()
-        self._open: dict[str, _Open] = {}  # the engine thread's
+        self._open: dict[str, _Open] = {}  # the engine thread's,
+        self._held: list[Update] = []  # and what it has not handed out yet
         self._channels: set[Channel] = set()  # the event loop's
         self.on_result: Callable[[Job, Result], None] | None = None  # what learns from answers
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,6 +126,7 @@ class Worker:
     def _run(self) -> None:
         try:
             self.engine = self._make_engine()
+            self.engine.loop.meanwhile = self._hand_out
             self._call_in_loop(self._on_change)
             while not self._is_stopping:
                 self._turn(self.engine)
@@ -139,6 +141,7 @@ class Worker:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
         self._inbox.take(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
+            self._hand_out()
             return
         num_before = engine.stats.prompt_tokens
         self.step_started = started = time.perf_counter()
@@ -153,8 +156,10 @@ class Worker:
         num_tokens = engine.stats.prompt_tokens - num_before
         num_tokens += sum(len(update.token_ids) for update in updates)
         self.metrics.observe_step(seconds, num_tokens)
-        if updates:
-            self._hand_out(engine, updates)
+        self._hand_out()
+        self._held = updates
+        if not (engine.has_work and engine.loop.is_ahead):
+            self._hand_out()
 
     def _add(self, channel: Channel) -> None:
         assert self.engine is not None
@@ -189,6 +194,7 @@ class Worker:
 
     def _cut(self, channel: Channel, error: Exception) -> None:
         assert self.engine is not None
+        self._hand_out()
         found = [self._open.get(job.id) for job in channel.jobs]
         left = [own for own in found if own is not None and own.channel is channel]
         if len(left) < len(channel.jobs) or any(job.num_tokens for job in left):
@@ -198,7 +204,18 @@ class Worker:
             self._drop(channel)
             self._call_in_loop(channel.fail, error)
 
-    def _hand_out(self, engine: Engine, updates: list[Update]) -> None:
+    def _hand_out(self) -> None:
+        """Hand out what the last step gave.
+
+        Where a round is under way that is done in the next step, when the device has the round
+        after it: then the event loop works while this thread waits for the device. The two take
+        turns otherwise, since only one of them can run Python, and the device would wait for both.
+        """
+        updates, self._held = self._held, []
+        if not updates:
+            return
+        engine = self.engine
+        assert engine is not None
         events: list[tuple[Channel, Event]] = []
         for update in updates:
             open_job = self._open.get(update.request_id)
@@ -243,6 +260,7 @@ class Worker:
 
     def _fail_open(self) -> None:
         """End all requests with one error: its cause was logged, and tracebacks take time."""
+        self._hand_out()
         gone, self._open = self._open, {}
         for open_job in gone.values():
             self.metrics.request_failed(open_job.job.id)

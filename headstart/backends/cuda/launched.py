@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from headstart.backends.rows import TrunkOutput
 from headstart.backends.scores import to_host
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.masks import has_token
+
+_NO_OTHERS: dict[int, float] = {}  # alternatives of tokens that nobody asked for; shared
 
 
 def mark(device: torch.device) -> torch.cuda.Event | None:
@@ -71,6 +73,15 @@ class LaunchedRound:
         """Of each request's tokens, where it asks for them."""
         assert self.logprobs is not None
         most = max(top or 0 for top in self.tops)
+        if not most:
+            chosen = self.logprobs[0][:, 0].tolist()
+            each = len(chosen) // len(tokens)  # rows of a request
+            for begin, own, top in zip(count(0, each), tokens, self.tops, strict=False):
+                told = own if top is not None else ()
+                yield list(
+                    map(TokenLogprob, told, chosen[begin : begin + each], repeat(_NO_OTHERS))
+                )
+            return
         values = self.logprobs[0][:, : 1 + most].tolist()
         ids = self.logprobs[1][:, :most].tolist()
         each = len(values) // len(tokens)  # rows of a request

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from headstart.data.prompt_reader import Detokenizer
+from headstart.data.detokenizer import Detokenizer
 from headstart.engine.output import Completion, Result, Update
 from headstart.sampling.acceptance import Acceptance
 

@@ -77,66 +77,66 @@ class TokenGrammar:
     @staticmethod
     def fill(grammars: Sequence[TokenGrammar], out: np.ndarray, ahead: int) -> None:
         """Write masks [n, words] behind so many tokens that each has taken for now."""
-        tokens, going, words = grammars[0]._tokens, list[int](), grammars[0].num_words()
+        tokens, words = grammars[0]._tokens, grammars[0].num_words()
         if any(grammar._tokens is not tokens for grammar in grammars):
             raise ValueError("grammars of two compilers do not answer together")
-        is_whole = out.shape[1] == words
-        known = out if is_whole else np.empty((len(grammars), words), np.int32)
-        for row, grammar in enumerate(grammars):
+        for grammar in grammars:
             if len(grammar._ahead) > ahead:  # it was left there, in a round that came to nothing
                 grammar._go_back()
-            if grammar._is_ended:
-                known[row] = 0
-            else:
-                going.append(row)
+        is_whole = out.shape[1] == words
+        known = out if is_whole else np.empty((len(grammars), words), np.int32)
+        ended = [row for row, grammar in enumerate(grammars) if grammar._is_ended]
+        going = grammars
+        rows = None  # all
+        if ended:
+            known[ended] = 0
+            rows = [row for row, grammar in enumerate(grammars) if not grammar._is_ended]
+            going = [grammars[row] for row in rows]
         if going:
-            matchers = [grammars[row]._matcher for row in going]
-            _batch().batch_fill_next_token_bitmask(matchers, known, going)
+            handles = [grammar._matcher._handle for grammar in going]
+            _batch().batch_fill_next_token_bitmask(handles, known, rows, False)
         if not is_whole:
             out[:, :words], out[:, words:] = known, 0
         tokens.end_of(out)
 
     @staticmethod
-    def look_ahead(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> list[bool]:
+    def look_ahead(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> Sequence[bool]:
         """Take a token of each for now, which its mask allows; whether each did."""
-        taken = []
-        for grammar, token in zip(grammars, tokens, strict=True):
-            is_in = bool(grammar._matcher.accept_token(token))
+        ends, taken = grammars[0]._tokens.ends, _accept(grammars, tokens)
+        for grammar, token, is_in in zip(grammars, tokens, taken, strict=True):
             if is_in:
                 grammar._ahead.append(token)
-                grammar._is_ended = token in grammar._tokens.ends
-            taken.append(is_in)
+                grammar._is_ended = token in ends
         return taken
 
     @staticmethod
     def accept_each(grammars: Sequence[TokenGrammar], tokens: Sequence[Sequence[int]]) -> None:
         """`accept` of each one's tokens, most of which are taken already."""
-        last, more = dict[TokenGrammar, int](), list[tuple[TokenGrammar, Sequence[int]]]()
+        known, last, following = grammars[0]._tokens, list[TokenGrammar](), list[int]()
+        back, others = list[TokenGrammar](), list[tuple[TokenGrammar, Sequence[int]]]()
         for grammar, own in zip(grammars, tokens, strict=True):
-            ahead, at, known = grammar._ahead, 0, grammar._tokens
+            ahead, at = grammar._ahead, 0
             while at < len(ahead) and at < len(own) and ahead[at] == own[at]:
                 at += 1
             del ahead[:at]
-            grammar._allowance.refill(at)
             is_one = len(own) == at + 1 and (ahead or not grammar._is_ended)
             if is_one and own[at] < known.size and own[at] not in known.special:
-                last[grammar] = own[at]
-                grammar._allowance.refill(1)
+                last.append(grammar)
+                following.append(own[at])
+                if ahead:
+                    back.append(grammar)
             else:
-                more.append((grammar, own[at:]))
-        if back := [grammar for grammar in last if grammar._ahead]:
-            counts = [len(grammar._ahead) for grammar in back]
-            _batch().batch_rollback([grammar._matcher for grammar in back], counts)
-            for grammar in back:
-                grammar._ahead, grammar._is_ended = [], False
-        for grammar, token in last.items():
-            grammar._matcher.accept_token(token)
-        for grammar, rest in more:
+                others.append((grammar, own[at:]))
+            grammar._allowance.refill(len(own))
+        if back:
+            _rollback(back)
+        if last:
+            _accept(last, following)
+        for grammar, rest in others:
             if rest:
                 grammar._go_back()
             for token in rest:
                 grammar._accept(token)
-            grammar._allowance.refill(len(rest))
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """`allowed_words` behind 0, 1, ... drafts, up to the first one that does not fit."""
@@ -216,11 +216,31 @@ class TokenGrammar:
         return not self._fill(words) or has_token(words[0], token)
 
 
+# The library lets go of Python's lock in every call. Another thread takes it then, and has it back
+# when it is done: one call for many is worth more than the time of its own that it saves. Handles
+# are what its own classes call; they would make a list of them, and read results one by one.
+
+
 @cache
 def _batch() -> Any:
     import xgrammar
 
-    return xgrammar.BatchGrammarMatcher(max_threads=1)
+    return xgrammar.BatchGrammarMatcher(max_threads=1)._handle
+
+
+def _accept(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> Sequence[bool]:
+    """Let each take its token; whether it did."""
+    handles = [grammar._matcher._handle for grammar in grammars]
+    taken = _batch().batch_accept_token(handles, tokens, False)
+    return [True] * len(tokens) if 0 not in taken else [bool(each) for each in taken]
+
+
+def _rollback(grammars: Sequence[TokenGrammar]) -> None:
+    """Each to the end of its answer."""
+    handles = [grammar._matcher._handle for grammar in grammars]
+    _batch().batch_rollback(handles, [len(grammar._ahead) for grammar in grammars])
+    for grammar in grammars:
+        grammar._ahead, grammar._is_ended = [], False
 
 
 class Allowance:

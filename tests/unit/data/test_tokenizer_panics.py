@@ -14,7 +14,8 @@ from support.server_runs import write_tokenizer
 
 from headstart.bench.tokens import folder_tokens
 from headstart.calibrate.given_tokenizer import read_tokenizer
-from headstart.data.prompt_reader import Detokenizer, PromptReader
+from headstart.data.detokenizer import Detokenizer
+from headstart.data.prompt_reader import PromptReader
 from headstart.engine.output import emit, update_since
 from headstart.engine.request import Request
 from headstart.engine.verifier import Verdict

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headstart.data.prompt_reader import Detokenizer
+from headstart.data.detokenizer import Detokenizer
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import emit, update_since
 from headstart.engine.request import Request, origins

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from headstart.data.prompt_reader import Detokenizer
+from headstart.data.detokenizer import Detokenizer
 
 SPECIAL = 256
 

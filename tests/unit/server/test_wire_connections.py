@@ -1,4 +1,4 @@
-"""A client that does not read its answer loses its connection; one that reads does not."""
+"""Connections: of clients that do not read, and parts of answers written past all layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from headstart.server.wire import GuardedConnection
+from headstart.server.wire import GuardedConnection, PartWriter, begin_stream, send_part
 
 _ANSWER = 24 << 20  # more than the system's own buffers take
 
@@ -63,3 +63,59 @@ def test_who_does_not_read_is_disconnected(
     monkeypatch.setattr("headstart.server.wire.STALL_SECONDS", 0.2)
     found, got = asyncio.run(served(path, reads=reads))
     assert found == connections and (got >= _ANSWER) is reads
+
+
+async def parted(scope: Any, receive: Any, send: Any) -> None:
+    """Parts by turns through all layers and past them, where that can be; then how many were."""
+    parts, num_written = PartWriter.of(scope), 0
+    await begin_stream(send)
+    for number in range(2000):
+        data = b"%d " % number * 40
+        if number % 2 and parts is not None and parts.is_ready:
+            parts.write(data)
+            num_written += 1
+        else:
+            await send_part(send, data)
+    await send_part(send, b"end %d" % num_written, is_last=True)
+
+
+async def answered(version: str, *, pause: float) -> tuple[bytes, bytes]:
+    """Head and body of the answer to a client that begins to read after a while."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    config = uvicorn.Config(parted, http=GuardedConnection, lifespan="off", log_config=None)
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection(*listener.getsockname(), limit=4096)
+    writer.write(f"GET / HTTP/{version}\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    await asyncio.sleep(pause)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    server.should_exit = True
+    await running
+    return head, body
+
+
+def joined(chunks: bytes) -> bytes:
+    """The body that chunks of HTTP/1.1 hold."""
+    body = b""
+    while size := int(chunks[: chunks.index(b"\r\n")], 16):
+        start = chunks.index(b"\r\n") + 2
+        body, chunks = body + chunks[start : start + size], chunks[start + size + 2 :]
+    return body
+
+
+@pytest.mark.parametrize(
+    ("version", "pause", "written"),
+    [("1.1", 0.0, range(1, 1001)), ("1.1", 0.5, range(1, 1000)), ("1.0", 0.0, range(1))],
+    ids=["reads at once", "reads late", "without chunks"],
+)
+def test_parts_written_past_the_layers_come_in_order(
+    version: str, pause: float, written: range
+) -> None:
+    head, body = asyncio.run(answered(version, pause=pause))
+    assert (b"transfer-encoding: chunked" in head.lower()) == (version == "1.1")
+    body = joined(body) if version == "1.1" else body
+    text, _, count = body.rpartition(b"end ")
+    assert text == b"".join(b"%d " % number * 40 for number in range(2000))
+    assert int(count) in written
