@@ -21,6 +21,10 @@ _log = logging.getLogger("headstart.learn")
 # In which learning gets its share, while requests run. Two processes on one GPU take turns: what a
 # learner gets at once, some rounds wait for, so its turns there are shorter than a round.
 _PERIOD_SECONDS, _GPU_PERIOD_SECONDS = 0.5, 0.01
+# Threads of numeric libraries that spin for long would take cores that requests need; without any
+# spinning each of the many short products of a step waits for a sleeping thread.
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+_LARGE_PAGES = "glibc.malloc.hugetlb=1"  # a step's tensors take some 190,000 pages of 4 KB
 _LOOK_SECONDS = 0.02  # between two looks at whether requests run
 _BUSY_SECONDS = 1.0  # after the last request, that the server still counts as busy
 _MODULE = "headstart.learn.process"
@@ -36,8 +40,9 @@ class Child:
 
     def __init__(self, task: Task, heard: Heard, *, shares_gpu: bool = False):
         self._heard = heard
-        # Threads of numeric libraries that spin would take cores that requests need.
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+        environment = {**os.environ, **_ENVIRONMENT}
+        tunables = [os.environ.get("GLIBC_TUNABLES", ""), _LARGE_PAGES]
+        environment["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
         if shares_gpu:  # what was launched ahead would run on after the process is stopped
             environment["CUDA_LAUNCH_BLOCKING"] = "1"
         self._process = subprocess.Popen(
