@@ -41,7 +41,7 @@ def heads_of(folder: Path) -> Heads:
 
     def weaken(own: dict[str, torch.Tensor]) -> None:
         draw = torch.Generator().manual_seed(3)
-        for name in names & set(own):
+        for name in sorted(names & set(own)):
             values = own[name]
             noise = torch.randn(values.shape, generator=draw) * 3 * values.float().abs().mean()
             own[name] = (values.float() + noise).to(values.dtype)
