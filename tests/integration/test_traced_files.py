@@ -31,8 +31,9 @@ SERVER = {
 }  # fmt: skip
 # What a prompt meets on its way through the engine, on a CPU with the compiled kernels.
 ENGINE = {
-    "data/prompt_reader.py", "data/detokenizer.py", "engine/engine.py", "engine/request.py", "engine/loop.py",
-    "engine/scheduler.py", "engine/kv_cache.py", "engine/auto/policy.py", "engine/drafter.py",
+    "data/prompt_reader.py", "data/detokenizer.py",
+    "engine/engine.py", "engine/request.py", "engine/loop.py", "engine/scheduler.py",
+    "engine/kv_cache.py", "engine/auto/policy.py", "engine/drafter.py",
     "engine/draft_sources.py", "engine/copies.py", "engine/options.py", "engine/auto/rates.py",
     "engine/auto/exploration.py", "engine/auto/copies.py", "engine/auto/copied_rounds.py",
     "engine/verifier.py", "engine/output.py", "engine/groups.py", "engine/stats.py",
