@@ -24,6 +24,7 @@ from headstart.learn.folder import Folder
 from headstart.learn.heads import START, LearnedHeads
 from headstart.learn.kinds import Kinds
 from headstart.learn.live import LiveWatch
+from headstart.learn.live_notes import LiveNotes
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.texts import Text
@@ -59,6 +60,7 @@ class Learning:
         self._kinds = Kinds()
         self.collector = Collector(self.folder, int(options.learn_gigabytes * 1e9))
         self._live = LiveWatch()
+        self._notes = LiveNotes(self.heads, self._live)
         self._child: Child | None = None
         self._pace: Pace | None = None
         self._swap: Swap | None = None
@@ -133,6 +135,7 @@ class Learning:
             self._child.close()
         if self._thread.is_alive():
             self._thread.join(1.0)
+        self._notes.write()
         self.collector.close()
         self._write_status("stopped")
         self._lock.close()
@@ -205,6 +208,7 @@ class Learning:
     def _swap_to(self, name: str, promise: dict[str, Any]) -> None:
         assert self._swap is not None and self._child is not None
         before, started = self.serving_name, time.monotonic()
+        self._notes.write()
         try:
             self.heads.add(name, promise)
             self._swap(self.heads.path(name))
@@ -219,6 +223,7 @@ class Learning:
             self._child.tell("refused")
             return
         self._live.swapped(float(promise.get("first_gain", 0.0)))
+        self._notes.begin(name)
         self.numbers["swaps"] += 1
         self._child.tell("serves", head=str(self.heads.path(name)))
         _log.info("learning: head %s serves instead of %s (%.2f s): %s", name, before,
@@ -256,7 +261,9 @@ class Learning:
             self._restart(self._gone)
         gain, reason = self._live.judge()
         self.numbers["live"] = asdict(gain)
+        self._notes.now_and_then(gain)
         if reason is not None:
+            self._notes.write(gain)
             self._roll_back(reason)
         self._write_status(self.numbers["state"])
 
@@ -267,6 +274,7 @@ class Learning:
         with contextlib.suppress(OSError):  # a disk that is full: a restart would find it again
             self.heads.take_back(name, reason)
         self._live.taken_back()
+        self._notes.end()
         self.numbers["rollbacks"] += 1
         self._child.tell("serves", head=str(self.heads.path(before)))
         _log.warning("learning: head %s is taken back, head %s serves again: %s", name, before,
