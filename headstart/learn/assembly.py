@@ -18,7 +18,6 @@ from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
-from headstart.learn.known import NAME as KNOWN
 from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
 from headstart.learn.state_files import BASE, StateWriter, remove_bases
@@ -95,7 +94,7 @@ def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
         batch_tokens=options.batch_tokens, least_seconds=task.least_seconds,
         vocab=vocab if task.renews_vocab else None,
-        known=KnownWalks(folder.heads / KNOWN),
+        known=KnownWalks(folder.known),
         ahead=[*base.heldout, *base.train] if waits else (),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.learn.certainty import FEWEST, Gain, Walked, compare, first_rate
+from headstart.learn.kinds import numbered
 from headstart.learn.known import KnownWalks
 
 if TYPE_CHECKING:
@@ -54,12 +55,15 @@ class Verdict:
             return f"worse on what was known: {said}"
         return f"better: {said}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, *, names_kinds: bool = True) -> dict[str, Any]:
+        """names_kinds: whether kinds are called by their words, which nothing kept with a head may
+        hold."""
+        by_kind = self.by_kind if names_kinds else numbered(self.by_kind)
         return {
             "is_accepted": self.is_accepted, "reason": self.reason, "recent": asdict(self.recent),
             "base": asdict(self.base), "first_gain": self.first_gain,
             "share": self.share, "learned_base": self.learned_base,
-            "by_kind": {k: list(v) for k, v in self.by_kind.items()},
+            "by_kind": {k: list(v) for k, v in by_kind.items()},
         }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,6 @@ from headstart.learn.certainty import Walked
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
-
-NAME = "known.json"
 
 
 class KnownWalks:
@@ -35,7 +33,7 @@ class KnownWalks:
         """Walks by name of a record; where there is none yet, the serving head's from now on."""
         names = {record.id: _text(record) for record in records}
         known = {
-            text: self._walks.get(text) or serving[name]
+            text: self._walks.get(text) or replace(serving[name], kind="")  # words of a prompt
             for name, text in names.items()
             if text in self._walks or name in serving
         }

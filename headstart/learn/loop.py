@@ -214,9 +214,9 @@ class LearningLoop:
             self._rejected(verdict)
 
     def _offer(self, verdict: Verdict) -> None:
-        out = self._out()
+        out, promise = self._out(), verdict.as_json(names_kinds=False)
         details = {
-            "learned": verdict.as_json(), "steps": self._training.num_steps,
+            "learned": promise, "steps": self._training.num_steps,
             "texts": len(self._train), "num_depths": self._training.options.num_depths,
         }  # fmt: skip
         try:
@@ -226,7 +226,7 @@ class LearningLoop:
             self._tell("failed", {"reason": f"the head could not be written: {error}"})
             return
         self._offered, self._offered_share = out, verdict.share
-        self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
+        self._tell("offer", {"name": out.name, "promise": promise})
 
     def _renew_vocab(self, out: Path, share: float) -> None:
         """Put the draft vocabulary beside the head: counted anew where that is certainly better.

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START
-from headstart.learn.known import NAME as KNOWN
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read, write
 
@@ -48,7 +47,7 @@ def first_vocab(folder: Folder, serving: Path, given: Path) -> Path:
     if is_known and (serving / FILE).is_file():
         return serving / FILE
     if before is not None and not is_known:  # what was known was drafted from that one
-        (folder.heads / KNOWN).unlink(missing_ok=True)
+        folder.known.unlink(missing_ok=True)
     others = [path.parent for path in folder.heads.glob(f"*/{FILE}")]
     for head in dict.fromkeys([*others, serving, folder.heads / START]):
         write_vocab(vocab, head)

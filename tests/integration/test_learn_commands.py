@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from support.commands import headstart
 from support.engine_records import records
 from support.head_edits import differing, tensors
-from support.learning_runs import GREEDY, collect, learnable_heads, prompt_of
+from support.learning_runs import GREEDY, KIND, collect, learnable_heads, prompt_of
 from support.swapped_heads import Heads, acceptance
 
 from headstart.checkpoint.reader import Checkpoint
@@ -22,6 +23,7 @@ from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.engine.engine import Engine
 from headstart.heads.digest import trunk_digest
 from headstart.learn import loop, starting
+from headstart.learn.certainty import Walked
 from headstart.learn.folder import Folder
 from headstart.learn.process import Task
 
@@ -143,6 +145,64 @@ def test_status_says_what_is_there_in_words_and_as_json(learned: Learned) -> Non
         assert "last      no better head was found" in words
     finally:
         status.unlink()
+
+
+def holding_words(folder: Path) -> set[str]:
+    """Files below a folder that hold a word of a prompt."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and any(word.encode() in path.read_bytes() for word in KIND.split())
+    }
+
+
+def as_written_before(folder: Path, head: str) -> None:
+    """Put the words where earlier versions wrote them, and where a kill leaves them."""
+    heads, words = folder / "heads", {"by_kind": {"other": [1, 2], KIND: [1.5, 1.7]}}
+    for path, place in (
+        (heads / "heads.json", lambda own: own[0]["promise"]),
+        (heads / head / "headstart.json", lambda own: own["training"]["learned"]),
+    ):
+        document = json.loads(path.read_text())
+        place(document).update(words)
+        path.write_text(json.dumps(document))
+    walk = asdict(Walked(KIND, 3, 5))
+    (heads / "known.json").write_text(json.dumps({"0" * 32: walk}))
+    for name in ("status.json", ".status.json.partial", "heads/.heads.json.partial"):
+        (folder / name).write_text(json.dumps(words))
+    left = heads / ".0009.partial"
+    left.mkdir()
+    (left / "headstart.json").write_text(json.dumps(words))
+
+
+def test_after_forgetting_no_word_of_a_prompt_is_left(learned: Learned, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(learned.folder, tmp_path / "learned"))
+    name = learned.head.name
+    texts = {str(path.relative_to(folder)) for path in (folder / "texts").iterdir()}
+    assert holding_words(folder) == texts, "kinds are numbered beside heads"
+    kept = json.loads((folder / "heads" / "heads.json").read_text())
+    as_written_before(folder, name)
+    assert len(holding_words(folder)) == len(texts) + 7
+    before = tensors(folder / "heads" / name)
+    found = headstart("learn", "forget", str(folder))
+    assert found.returncode == 0 and "learned heads remain" in found.stdout, found.stderr
+    assert not holding_words(folder) and not list((folder / "texts").iterdir())
+    assert not differing(tensors(folder / "heads" / name), before)
+    after = json.loads((folder / "heads" / "heads.json").read_text())
+    assert [head["name"] for head in after] == [head["name"] for head in kept]
+    assert after[0]["promise"]["by_kind"] == {"1": [1, 2], "2": [1.5, 1.7]}
+    assert after[1:] == kept[1:]
+
+
+def test_a_start_takes_words_out_that_earlier_versions_wrote(
+    learned: Learned, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(learned.folder, tmp_path / "learned"))
+    as_written_before(folder, learned.head.name)
+    options = starting.LearnOptions(learn=folder)
+    model, head = str(learned.heads.model), learned.heads.weak
+    starting.open_folder(options, model, head, device="cpu", dtype="auto")
+    assert not any(name.startswith("heads") for name in holding_words(folder))
 
 
 def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(

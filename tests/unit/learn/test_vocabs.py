@@ -12,7 +12,6 @@ from support.scripted_training import Scripted
 from headstart.data.records import Record
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START
-from headstart.learn.known import NAME as KNOWN
 from headstart.learn.loop import Base, LearningLoop
 from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
@@ -118,10 +117,10 @@ def test_a_start_takes_what_was_learned_of_the_given_list(folder: Folder, tmp_pa
     assert first_vocab(folder, start, given) == given, "nothing was learned yet"
     assert vocab_beside(start) == SERVED
     write_vocab(renewed(SERVED, records([33])), second)
-    (folder.heads / KNOWN).touch()
+    folder.known.touch()
     assert first_vocab(folder, second, given) == second / FILE
     assert first_vocab(folder, start, given) == start / FILE, "the head was taken back"
-    assert (folder.heads / KNOWN).exists()
+    assert folder.known.exists()
 
 
 def test_another_list_than_before_is_taken_and_lies_beside_every_head(
@@ -130,13 +129,13 @@ def test_another_list_than_before_is_taken_and_lies_beside_every_head(
     start, second = folder.heads / START, folder.heads / "0002"
     first_vocab(folder, start, made(tmp_path / "given.json", SERVED))
     write_vocab(renewed(SERVED, records([33])), second)
-    (folder.heads / KNOWN).touch()
+    folder.known.touch()
     other = DraftVocab.of(range(5, 15), vocab_size=64)
     given = made(tmp_path / "other.json", other)
     assert first_vocab(folder, second, given) == given
     assert vocab_beside(start) == vocab_beside(second) == other
     assert vocab_beside(folder.heads / "0001") is None, "it had none"
-    assert not (folder.heads / KNOWN).exists(), "what was known was drafted from another list"
+    assert not folder.known.exists(), "what was known was drafted from another list"
 
 
 def test_several_lists_are_left_as_they_are(folder: Folder, tmp_path: Path) -> None:
