@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ from support.commands import headstart
 from support.engine_records import records
 from support.head_edits import differing, tensors
 from support.learning_runs import GREEDY, KIND, collect, learnable_heads, prompt_of
+from support.server_runs import served
 from support.swapped_heads import Heads, acceptance
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Header, write_dataset
@@ -26,6 +29,11 @@ from headstart.learn import loop, starting
 from headstart.learn.certainty import Walked
 from headstart.learn.folder import Folder
 from headstart.learn.process import Task
+from headstart.learn.store import Store
+from headstart.server.model import ServedModel
+from headstart.server.options import ServerOptions
+from headstart.server.preparation import prepare_chat
+from headstart.server.protocol.requests import ChatRequest
 
 UNSEEN = [prompt_of(number) for number in range(5000, 5008)]
 
@@ -203,6 +211,63 @@ def test_a_start_takes_words_out_that_earlier_versions_wrote(
     model, head = str(learned.heads.model), learned.heads.weak
     starting.open_folder(options, model, head, device="cpu", dtype="auto")
     assert not any(name.startswith("heads") for name in holding_words(folder))
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+USER = {"role": "user", "content": "hi"}
+BODIES: dict[str, dict[str, Any]] = {
+    "plain": {"messages": [USER], "temperature": 0.5, "guided_odd": 3},
+    "tools": {"messages": [USER], "tools": TOOLS},
+    "no tools": {"messages": [USER], "tools": TOOLS, "tool_choice": "none"},
+    "thinking": {"messages": [USER], "chat_template_kwargs": {"thinking": False}},
+    "earlier call": {"messages": [USER, {"role": "assistant", "content": None,
+                                         "tool_calls": [CALL]},
+                                  {"role": "tool", "tool_call_id": "c1", "content": "5"}],
+                     "tools": TOOLS},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "h"},
+                                                        {"type": "text", "text": "i"}]}]},
+}  # fmt: skip
+
+
+def test_prompts_of_logs_are_read_as_the_server_reads_them(tiny: Tiny, tmp_path: Path) -> None:
+    """Regression: tools and chat_template_kwargs were left out, so that token ids were wrong."""
+    model = served(tiny)
+    files = tmp_path / "asked.jsonl", tmp_path / "said.jsonl"
+    two = [{"message": {"content": text}, "finish_reason": "length"} for text in ("yes", "no")]
+    calls = {"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
+    for path, part in zip(files, (
+        lambda body: {"body": body}, lambda body: {"response": {"body": {"choices": [*two, calls]}}}
+    ), strict=True):  # fmt: skip
+        documents = ({"custom_id": name, **part(body)} for name, body in BODIES.items())
+        path.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    found = headstart(
+        "learn", "run", str(tmp_path / "learned"), "--model", str(model), "--device", "cpu",
+        "--requests", str(files[0]), "--answers", str(files[1]), "--minutes", "0",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "read 12 answers; left out 6 answers with tool calls" in found.stderr
+    store = Store(Folder(tmp_path / "learned").texts, 1 << 20)
+    kept = [text.record for text in store.refresh()]
+    assert len(kept) == 8, "three of the prompts are the same"
+    engine = Engine(model, speculate=3, kernels="off")
+    with closing(ServedModel(engine, ["small"], "small", ServerOptions())) as own:
+        prompts = {name: served_prompt(own, body) for name, body in BODIES.items()}
+    tokenizer = engine.prompts.tokenizer
+    assert "look" in tokenizer.decode(prompts["tools"])
+    assert prompts["no tools"] == prompts["plain"] == prompts["parts"]
+    answers = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("yes", "no")}
+    wanted = {(tuple(prompt), answer) for prompt in prompts.values() for answer in answers}
+    assert {
+        (tuple(each.ids[: each.num_prompt]), tuple(each.ids[each.num_prompt :])) for each in kept
+    } == wanted
+
+
+def served_prompt(model: ServedModel, body: dict[str, Any]) -> list[int]:
+    """What the server makes of a request."""
+    known = {name: value for name, value in body.items() if name != "guided_odd"}
+    request = ChatRequest.model_validate(known)
+    return prepare_chat(request, "a", model, ServerOptions()).jobs[0].asked.ids
 
 
 def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(
