@@ -20,6 +20,7 @@ from headstart.learn.folder import Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
+from headstart.learn.memory import state_bytes
 from headstart.learn.state_files import BASE, StateWriter, remove_bases
 from headstart.learn.store import Store
 from headstart.learn.vocabs import served_vocab
@@ -44,7 +45,6 @@ NOT_LEARNING = (
     "batch_sequences", "seed", "draft_vocab", "cache", "cache_dtype", "states_from", "eval_every",
     "eval_limit", "save_every", "keep", "shard",
 )  # fmt: skip
-_STATE_BYTES = 1 << 30
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
@@ -81,7 +81,7 @@ def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
     make = training_class(task.fault)
     vocab = served_vocab(Path(task.vocab) if task.vocab else None)
     training = make(
-        checkpoint, head, options, state_bytes=_STATE_BYTES,
+        checkpoint, head, options, state_bytes=state_bytes(resolve_device(options.device)),
         draft_vocab=None if vocab is None else vocab.ids, warm_up=task.warm_up,
     )  # fmt: skip
     name = base_name(base)

@@ -92,12 +92,12 @@ class Child:
             except (ValueError, AttributeError, KeyError):
                 _log.warning("learning: the learner said %r", line[:200])
                 continue
-            if name == "ready":
-                self.is_ready.set()
             try:
                 self._heard(name, event)
             except Exception:
                 _log.exception("learning: an event of the learner was lost")
+            if name == "ready":  # who waits for it finds what it said
+                self.is_ready.set()
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # half a line may wait in it

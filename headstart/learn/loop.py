@@ -81,6 +81,10 @@ class LearningLoop:
         self._offered: Path | None = None
         self._offered_share = 1.0  # of the way to the learned head
 
+    def take_memory(self, *, blank_step: bool) -> dict[str, int]:
+        """Before the first turn: see `HeadTraining.take_memory`."""
+        return self._training.take_memory(blank_step=blank_step)
+
     @property
     def is_waiting(self) -> bool:
         """Whether there is nothing to do: too few texts, nothing new, or an answer is awaited."""

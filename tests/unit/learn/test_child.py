@@ -54,6 +54,25 @@ def test_beside_rounds_of_a_gpu_its_turns_are_short_and_its_share_is_kept() -> N
     assert pace.shared_seconds <= 0.11 * pace.busy_seconds + 0.02  # however late threads wake up
 
 
+def test_who_waits_for_a_learner_finds_what_it_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: K/V could be sized before it was known what the learner takes later."""
+    code = "import json, time; print(json.dumps({'event': 'ready'}), flush=True); time.sleep(30)"
+    monkeypatch.setattr(child, "python_command", lambda module: [sys.executable, "-c", code])
+    heard: list[str] = []
+
+    def slowly(name: str, facts: object) -> None:
+        time.sleep(0.1)
+        heard.append(name)
+
+    task = Task(
+        folder="", model="", head=None, base=None, device="cpu", dtype="auto", max_bytes=1,
+        overrides={},
+    )  # fmt: skip
+    started = Child(task, slowly)
+    assert started.is_ready.wait(30) and heard == ["ready"]
+    started.close()
+
+
 @pytest.mark.parametrize("shares_gpu", [True, False])
 def test_kernels_that_were_launched_end_before_the_process_goes_on(
     shares_gpu: bool, monkeypatch: pytest.MonkeyPatch

@@ -100,6 +100,18 @@ def test_a_kill_loses_a_minute_of_it(learning: Learning, monkeypatch: pytest.Mon
     assert live_of(learning, name)["answers"] == ENOUGH
 
 
+@pytest.mark.parametrize("shares_device", [True, False])
+def test_what_the_learner_will_take_is_known_where_it_is_taken(
+    shares_device: bool, learning: Learning
+) -> None:
+    child: Any = learning._child
+    child.is_ready = SimpleNamespace(wait=lambda seconds: True)
+    learning._shares_device = shares_device
+    learning._heard("ready", {"bytes": 5, "to_come": 7})
+    assert learning.wait_for_memory() == (7 if shares_device else 0)
+    assert learning.numbers["state"] == "waiting for texts"
+
+
 def test_a_full_disk_does_not_keep_a_head_from_being_taken_back(
     learning: Learning, monkeypatch: pytest.MonkeyPatch
 ) -> None:
