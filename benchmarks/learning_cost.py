@@ -5,7 +5,8 @@
 Two servers of the demo's model, one of them with `--learn` and enough texts to learn from all the
 time. They answer the same requests in turns, one server stopped while the other is measured, so
 that both see the machine in the same state. What is measured is kept, with the trunk's states, as
-usual requests are. Time per token is a request's time after its first token over the tokens that
+usual requests are; every round has other requests, so that a round is not learned from before it is
+measured. Time per token is a request's time after its first token over the tokens that
 came after it, streamed, as `headstart bench` counts it.
 """
 
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -116,12 +118,20 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def in_rounds(asked: Sequence[Asked], rounds: int) -> list[list[Asked]]:
+    """As many requests for each round, of mixed kinds as they come; none is in two rounds."""
+    number = len(asked) // rounds
+    return [list(asked[at * number : (at + 1) * number]) for at in range(rounds)]
+
+
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
     texts, asked = requests(
-        arguments.texts, USUAL, served=arguments.served, measured=arguments.asked
-    )
+        arguments.texts, USUAL, served=arguments.served,
+        measured=arguments.asked * arguments.rounds,
+    )  # fmt: skip
+    rounds = in_rounds(asked, arguments.rounds)
     folder = work / f"learn-{int(time.time())}"
     if arguments.filled is not None:
         shutil.copytree(arguments.filled, folder)
@@ -137,10 +147,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         while not status.is_file() or json.loads(status.read_text())["steps"] < 3:
             time.sleep(2)  # it learns: from now on it would always run if it were let
         servers["learning"].signal_all(signal.SIGSTOP)
-        for _ in range(arguments.rounds):
+        for part in rounds:
             for name, server in servers.items():
                 server.signal_all(signal.SIGCONT)
-                result[name].append(server.load(asked, arguments.streams))
+                result[name].append(server.load(part, arguments.streams))
                 server.signal_all(signal.SIGSTOP)
                 print(name, f"{result[name][-1]['tokens_per_second']:.1f} tokens/s", flush=True)
     finally:
@@ -151,7 +161,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         **result, "share": arguments.share, "streams": arguments.streams, "cpu": cpu_name(),
         "cores": os.cpu_count(), "let_run": found["share"], "steps": found["steps"],
         "checks": found["checks"], "swaps": found["swaps"], "collected": found["collected"],
-        "rounds": arguments.rounds, "requests": len(asked),
+        "rounds": arguments.rounds, "requests": len(rounds[0]),
     }  # fmt: skip
 
 
@@ -188,7 +198,8 @@ def main() -> None:
         f"{result['streams']} streams, `--learn-share {result['share']:g}`; both servers in turns. "
         f"The learner was let run {result['let_run']:.1%} of the time ({result['steps']} steps, "
         f"{result['checks']} checks, {result['swaps']} swaps).",
-        f"{result['rounds']} rounds of {result['requests']} requests each; "
+        f"{result['rounds']} rounds of {result['requests']} requests each, other ones in every "
+        "round; "
         f"{result['collected']['texts']} answers were kept, {result['collected']['with_states']} "
         "of them with the trunk's states.", "",
         "| | tokens/s | time per token, median | p99 |", "|---|---|---|---|",

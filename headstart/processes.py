@@ -9,6 +9,11 @@ from __future__ import annotations
 import os
 import sys
 
+# Turns of a waiting thread of GNU's OpenMP, GOMP_SPINCOUNT, that commands set unless the user has:
+# some microseconds, longer than the gap between two products of a layer, shorter than the slice
+# that another process could have used. A child has it in its environment, too.
+SHORT_SPIN = "1000"
+
 
 def python_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
     """`python -m MODULE ARGUMENTS` without the working directory on the path; PYTHONPATH counts.

@@ -11,7 +11,7 @@ import typer
 
 from headstart.cli.options import Device, Head, Json
 from headstart.cli.spinning import limit_spinning
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, MissingExtra, install
 from headstart.report.terminal import say
 
 if TYPE_CHECKING:
@@ -77,7 +77,15 @@ def _read(model: str, requests: Path, answers: Path) -> list[Text]:
     from headstart.heads.formats import open_runnable
     from headstart.learn.batch_logs import read_batches
 
+    try:
+        from headstart.server.logged import LoggedPrompts
+    except ModuleNotFoundError as error:
+        raise MissingExtra(
+            f"{error.name} is not installed and --requests needs it: prompts are read as the "
+            f"server reads them. Install it: {install('serve')}."
+        ) from None
+
     reader = PromptReader(open_runnable(local_folder(model), "Give its model."))
-    texts, left_out = read_batches(requests, answers, reader)
-    say(f"read {len(texts)} answers, left out {left_out} requests", file=sys.stderr)
-    return texts
+    logged = read_batches(requests, answers, reader, LoggedPrompts(reader).read)
+    say(logged.describe(), file=sys.stderr)
+    return logged.texts

@@ -93,11 +93,10 @@ def _serve(
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
 
-        served = head
-        if learning is not None:
-            learning.wait_for_memory()
-            served = learning.serving_path
-        return Engine(model, served, options=own)
+        if learning is None:
+            return Engine(model, head, options=own)
+        promised = learning.wait_for_memory()
+        return Engine(model, learning.serving_path, options=own, promised_bytes=promised)
 
     return serve(model, server, make_engine, listener, learning)
 
@@ -134,6 +133,9 @@ def _start_learning(
     for line in start_lines(learn, keys, shares_device=shares_device):
         log.info(line)
     task = open_folder(learn, model, head, device=options.device, dtype="auto")
+    # On a CPU K/V has a size of its own, unless a share of what is free is asked for.
+    is_sized_by_rest = is_gpu(device) or options.memory_fraction is not None
+    task = replace(task, makes_blank_step=shares_device and is_sized_by_rest)
     learning = Learning(
         learn, lambda served: replace(task, head=str(served)), shares_device=shares_device,
         is_gpu=is_gpu(device),

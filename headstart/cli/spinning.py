@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-# About 1000 turns are some microseconds: longer than the gap between two products of a layer,
-# shorter than the slice that another process could have used.
-_TURNS = "1000"
+from headstart.processes import SHORT_SPIN
+
 _CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
@@ -17,4 +16,4 @@ def limit_spinning() -> None:
     core that the thread it waits for would need.
     """
     if not any(name in os.environ for name in _CHOICES):
-        os.environ["GOMP_SPINCOUNT"] = _TURNS
+        os.environ["GOMP_SPINCOUNT"] = SHORT_SPIN

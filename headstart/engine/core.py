@@ -49,11 +49,13 @@ class EngineCore:
 
     @classmethod
     def create(
-        cls, backend: Backend, options: EngineOptions, vocabs: Mapping[str, DraftVocab]
-    ) -> EngineCore:
+        cls, backend: Backend, options: EngineOptions, vocabs: Mapping[str, DraftVocab], *,
+        promised_bytes: int = 0,
+    ) -> EngineCore:  # fmt: skip
         """Memory first, then what decides; all is warm and timed at the end."""
         vocab_tokens = sum(len(vocab.ids) for vocab in vocabs.values())
         needs = MemoryNeeds.of(backend, options, vocab_tokens=vocab_tokens)
+        needs = needs.without(promised_bytes)
         options = resolved_requests(needs, options)
         memory = plan_memory(needs, options)
         backend.allocate(memory.cache)

@@ -43,8 +43,10 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         draft_vocab: Source | None = None,
+        promised_bytes: int = 0,
         **settings: Unpack[EngineSettings],
     ):
+        """promised_bytes: of memory that is free, and that another process will take."""
         self.options = engine_options(options, settings)
         if head is not None and not self.options.runs_head:
             raise ConfigError(
@@ -74,7 +76,9 @@ class Engine:
         self._own_rules = self.draft_vocabs.own_rules(own, self.model.config.vocab)
         self.prompts = PromptReader(checkpoint)
         options = self.options.resolved(self.model.device.type)
-        core = EngineCore.create(self.backend, options, self.draft_vocabs.by_name)
+        core = EngineCore.create(
+            self.backend, options, self.draft_vocabs.by_name, promised_bytes=promised_bytes
+        )
         self.options = core.options
         self.memory, self.loop, self.policy = core.memory, core.loop, core.policy
         self.scheduler, self.pool = core.scheduler, core.scheduler.pool

@@ -72,6 +72,11 @@ class MemoryNeeds:
             has_rounds=backend.has_rounds,
         )
 
+    def without(self, num_bytes: int) -> MemoryNeeds:
+        """The same with so much less of free memory: another process will take it."""
+        free = max(0, self.device.free - num_bytes)
+        return replace(self, device=replace(self.device, free=free))
+
 
 @dataclass(frozen=True)
 class Memory:

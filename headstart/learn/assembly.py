@@ -17,13 +17,13 @@ from headstart.errors import ConfigError
 from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
 from headstart.learn.folder import Folder
-from headstart.learn.heads import LearnedHeads
-from headstart.learn.known import NAME as KNOWN
+from headstart.learn.heads import START, LearnedHeads
 from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
+from headstart.learn.memory import state_bytes
 from headstart.learn.state_files import BASE, StateWriter, remove_bases
 from headstart.learn.store import Store
-from headstart.learn.vocabs import served_vocab
+from headstart.learn.vocabs import running_vocab, vocab_beside
 from headstart.models.build import resolve_device
 from headstart.train.options import TrainOptions, changed, resolve
 from headstart.train.states.source import fingerprint
@@ -45,7 +45,6 @@ NOT_LEARNING = (
     "batch_sequences", "seed", "draft_vocab", "cache", "cache_dtype", "states_from", "eval_every",
     "eval_limit", "save_every", "keep", "shard",
 )  # fmt: skip
-_STATE_BYTES = 1 << 30
 
 
 def learning_options(overrides: Mapping[str, Any], *, device: str, dtype: str) -> TrainOptions:
@@ -80,9 +79,11 @@ def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
     base = read_base(Path(task.base) if task.base else None, checkpoint)
     head = Path(task.head) if task.head else None
     make = training_class(task.fault)
-    vocab = served_vocab(Path(task.vocab) if task.vocab else None)
+    vocab = running_vocab(Path(task.vocab) if task.vocab else None, head, renews=task.renews_vocab)
+    # Renewed lists are held against what was drafted from the one that the server was given.
+    first = None if vocab is None else vocab_beside(folder.heads / START) or vocab
     training = make(
-        checkpoint, head, options, state_bytes=_STATE_BYTES,
+        checkpoint, head, options, state_bytes=state_bytes(resolve_device(options.device)),
         draft_vocab=None if vocab is None else vocab.ids, warm_up=task.warm_up,
     )  # fmt: skip
     name = base_name(base)
@@ -94,8 +95,8 @@ def make_loop(task: Task, tell: Tell, *, waits: bool = True) -> LearningLoop:
     return LearningLoop(
         store, training, base, lambda: folder.heads / LearnedHeads(folder).next_name(), tell,
         batch_tokens=options.batch_tokens, least_seconds=task.least_seconds,
-        vocab=vocab if task.renews_vocab else None,
-        known=KnownWalks(folder.heads / KNOWN),
+        vocab=vocab, renews_vocab=task.renews_vocab,
+        known=KnownWalks(folder.known, None if first is None else first.ids),
         ahead=[*base.heldout, *base.train] if waits else (),
     )  # fmt: skip
 

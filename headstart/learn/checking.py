@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headstart.learn.certainty import FEWEST, Gain, Walked, compare, first_rate
+from headstart.learn.kinds import numbered
 from headstart.learn.known import KnownWalks
 
 if TYPE_CHECKING:
@@ -54,12 +55,15 @@ class Verdict:
             return f"worse on what was known: {said}"
         return f"better: {said}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, *, names_kinds: bool = True) -> dict[str, Any]:
+        """names_kinds: whether kinds are called by their words, which nothing kept with a head may
+        hold."""
+        by_kind = self.by_kind if names_kinds else numbered(self.by_kind)
         return {
             "is_accepted": self.is_accepted, "reason": self.reason, "recent": asdict(self.recent),
             "base": asdict(self.base), "first_gain": self.first_gain,
             "share": self.share, "learned_base": self.learned_base,
-            "by_kind": {k: list(v) for k, v in self.by_kind.items()},
+            "by_kind": {k: list(v) for k, v in by_kind.items()},
         }  # fmt: skip
 
 
@@ -73,6 +77,7 @@ class Checker:
         self._serving: dict[str, Walked] = {}
         self.learned: dict[str, Walked] = {}  # by the head that was checked last
         self._known = known or KnownWalks()  # of the base
+        self._first: dict[str, Walked] = {}  # of these, what the last check was held against
 
     def swapped(self, *, is_learned: bool) -> None:
         """Another head serves: the one that was checked last, or any other."""
@@ -86,11 +91,11 @@ class Checker:
     def check(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> Verdict:
         """Of the head nearest to the learned one that keeps what was known."""
         self.prepare(recent, base, walk)
-        first = self._known.of(base, self._serving)
+        self._first = self._known.of(base, self._serving)
         losses: list[float] = []
         for share in SHARES:
             found = dict(walk(base, share))
-            on_base = _gain(base, first, found)
+            on_base = self.gain_on_known(base, found)
             losses.append(on_base.value)
             if not on_base.is_worse_by(WORST_ON_BASE):
                 break
@@ -109,6 +114,10 @@ class Checker:
         after = first_rate([found[name] for name in names])
         first_gain = after / before - 1 if before else 0.0
         return Verdict(on_recent, on_base, by_kind, first_gain, share, losses[0], ratios)
+
+    def gain_on_known(self, base: Sequence[Record], walks: Mapping[str, Walked]) -> Gain:
+        """Of these walks over those of the first head, as the last check compared."""
+        return _gain(base, self._first, walks)
 
 
 def _gain(

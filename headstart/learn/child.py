@@ -15,7 +15,7 @@ from typing import Any
 
 from headstart.documents import parse_json
 from headstart.learn.process import Task
-from headstart.processes import python_command
+from headstart.processes import SHORT_SPIN, python_command
 
 _log = logging.getLogger("headstart.learn")
 # In which learning gets its share, while requests run. Two processes on one GPU take turns: what a
@@ -23,7 +23,8 @@ _log = logging.getLogger("headstart.learn")
 _PERIOD_SECONDS, _GPU_PERIOD_SECONDS = 0.5, 0.01
 # Threads of numeric libraries that spin for long would take cores that requests need; without any
 # spinning each of the many short products of a step waits for a sleeping thread.
-_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
+_SPIN_TURNS = "10000"
 _LARGE_PAGES = "glibc.malloc.hugetlb=1"  # a step's tensors take some 190,000 pages of 4 KB
 _LOOK_SECONDS = 0.02  # between two looks at whether requests run
 _BUSY_SECONDS = 1.0  # after the last request, that the server still counts as busy
@@ -40,14 +41,9 @@ class Child:
 
     def __init__(self, task: Task, heard: Heard, *, shares_gpu: bool = False):
         self._heard = heard
-        environment = {**os.environ, **_ENVIRONMENT}
-        tunables = [os.environ.get("GLIBC_TUNABLES", ""), _LARGE_PAGES]
-        environment["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
-        if shares_gpu:  # what was launched ahead would run on after the process is stopped
-            environment["CUDA_LAUNCH_BLOCKING"] = "1"
         self._process = subprocess.Popen(
             python_command(_MODULE), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=environment, text=True, start_new_session=True,
+            env=_environment(shares_gpu=shares_gpu), text=True, start_new_session=True,
         )  # fmt: skip
         self._write(task.as_json())
         self._is_closed = False
@@ -92,12 +88,12 @@ class Child:
             except (ValueError, AttributeError, KeyError):
                 _log.warning("learning: the learner said %r", line[:200])
                 continue
-            if name == "ready":
-                self.is_ready.set()
             try:
                 self._heard(name, event)
             except Exception:
                 _log.exception("learning: an event of the learner was lost")
+            if name == "ready":  # who waits for it finds what it said
+                self.is_ready.set()
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # half a line may wait in it
@@ -106,6 +102,19 @@ class Child:
         self.is_ready.set()
         if not self._is_closed:
             self._heard("gone", {"code": code})
+
+
+def _environment(*, shares_gpu: bool) -> dict[str, str]:
+    """Of a learner: what the user has set for pages and spinning counts."""
+    environment = {**os.environ, **_ENVIRONMENT}
+    # Of a setting that is there twice, glibc takes the last.
+    tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES", "")]
+    environment["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))
+    if environment.get("GOMP_SPINCOUNT", SHORT_SPIN) == SHORT_SPIN:
+        environment["GOMP_SPINCOUNT"] = _SPIN_TURNS
+    if shares_gpu:  # what was launched ahead would run on after the process is stopped
+        environment["CUDA_LAUNCH_BLOCKING"] = "1"
+    return environment
 
 
 class Pace:

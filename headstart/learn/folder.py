@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headstart.errors import ConfigError, WriteFailed
-from headstart.files import write_whole
+from headstart.files import partial_of, write_whole
+from headstart.learn.scrubbing import scrub
 
 WORDS = """What this folder holds
 ======================
@@ -25,8 +26,11 @@ states/  What the model computes inside for these texts (its trunk's states), wh
          it again. Texts may be guessed from it: it is as private as they are. It is removed first
          where room is short, and may outlast a text that was dropped from the sample.
 heads/   Heads that were tuned on these texts, and how good they were. A head is weights. Like
-         any model it may have learned something of what it was tuned on.
-status.json   Numbers that `headstart learn status` shows.
+         any model it may have learned something of what it was tuned on; so may the list of
+         tokens that lies beside it (draft_vocab.json). Kinds are numbered there: no words of
+         prompts. known.json has digests of the texts that heads are compared on.
+status.json   Numbers that `headstart learn status` shows, with the names of kinds, which are
+         the first words of prompts. It goes with the texts.
 
 Requests with {{"headstart": {{"learn": false}}}} are not kept, nor those of keys named by
 --learn-not-for.
@@ -48,6 +52,7 @@ class Folder:
         self.status = path / "status.json"
         self.words = path / _WORDS_NAME
         self.record = self.heads / "heads.json"
+        self.known = self.heads / "known.json"
 
     @property
     def is_there(self) -> bool:
@@ -96,7 +101,10 @@ class Folder:
 
 
 def forget(folder: Folder, *, heads: bool) -> str:
-    """Remove texts and their states, and learned heads where asked; says what was removed."""
+    """Remove texts and their states, words of them beside learned heads, and these where asked.
+
+    Says what was removed; ConfigError where a record that may hold such words cannot be read.
+    """
     folder.check()
     with folder.lock():
         files = [
@@ -105,11 +113,18 @@ def forget(folder: Folder, *, heads: bool) -> str:
         num_bytes = sum(path.stat().st_size for path in files)
         for path in files:
             path.unlink()
-        folder.status.unlink(missing_ok=True)
+        for path in (folder.status, partial_of(folder.status)):
+            path.unlink(missing_ok=True)
         said = f"removed {len(files)} files of texts and states ({num_bytes / 1e6:.1f} MB)"
+        unread = [] if heads else scrub(folder)
         kept = [path for path in folder.heads.glob("*") if path.is_dir()]
         if heads:
             shutil.rmtree(folder.heads)
             folder.heads.mkdir()
             return f"{said} and {len(kept)} learned heads"
+        if unread:
+            raise ConfigError(
+                f"{unread[0]} cannot be read and may hold first words of prompts; everything else "
+                "is forgotten. Remove that file, or all heads with --heads."
+            )
         return f"{said}; {len(kept)} learned heads remain (--heads removes them, too)"

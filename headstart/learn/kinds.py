@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
 
 OTHER = "other"
 _WORDS = 3
@@ -39,6 +41,11 @@ class Kinds:
             count = taken = self._counts.pop(rarest)[0]
         self._counts[opening] = (count + 1, taken)
         return opening if count + 1 - taken >= _OFTEN else OTHER
+
+
+def numbered(by_kind: Mapping[str, Value]) -> dict[str, Value]:
+    """The same with a number in place of each name, which is words of prompts."""
+    return {str(number): value for number, value in enumerate(by_kind.values(), 1)}
 
 
 def opening_of(prompt: object) -> str:

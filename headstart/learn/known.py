@@ -2,6 +2,7 @@
 
 Kept beside the heads, so that a restart compares with the same head: small losses of one head after
 another would add up otherwise. A head that the server is started with instead begins a new file.
+A head accepts less where it drafts from a list of tokens, so every list has walks of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,21 +22,24 @@ from headstart.learn.certainty import Walked
 if TYPE_CHECKING:
     from headstart.data.records import Record
 
-NAME = "known.json"
+_DIGITS = 32  # of a digest
 
 
 class KnownWalks:
     """Walks by text; without a path they last as long as the process."""
 
-    def __init__(self, path: Path | None = None):
+    def __init__(self, path: Path | None = None, vocab_ids: Sequence[int] | None = None):
+        """vocab_ids: that the first head drafted from; None: the whole vocabulary."""
         self._path = path
         self._walks = {} if path is None else _read(path)
+        self._list = "" if vocab_ids is None else f"{_digest(repr(tuple(vocab_ids)).encode())}-"
 
     def of(self, records: Sequence[Record], serving: Mapping[str, Walked]) -> dict[str, Walked]:
         """Walks by name of a record; where there is none yet, the serving head's from now on."""
-        names = {record.id: _text(record) for record in records}
-        known = {
-            text: self._walks.get(text) or serving[name]
+        names = {record.id: self._list + _digest(record.ids.tobytes()) for record in records}
+        known = {text: own for text, own in self._walks.items() if text[:-_DIGITS] != self._list}
+        known |= {
+            text: self._walks.get(text) or replace(serving[name], kind="")  # words of a prompt
             for name, text in names.items()
             if text in self._walks or name in serving
         }
@@ -52,8 +56,8 @@ class KnownWalks:
             write_whole(self._path, text.encode() + b"\n", is_only_writer=True)
 
 
-def _text(record: Record) -> str:
-    return hashlib.sha256(record.ids.tobytes()).hexdigest()[:32]
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
 def _read(path: Path) -> dict[str, Walked]:

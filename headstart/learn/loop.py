@@ -54,18 +54,20 @@ class LearningLoop:
     def __init__(
         self, store: Store, training: HeadTraining, base: Base, out: Callable[[], Path],
         tell: Tell, *, batch_tokens: int, base_share: float = 0.4, least_seconds: float = 60.0,
-        vocab: DraftVocab | None = None, known: KnownWalks | None = None,
+        vocab: DraftVocab | None = None, renews_vocab: bool = True,
+        known: KnownWalks | None = None,
         ahead: Sequence[Record] = (), clock: Callable[[], float] = time.process_time,
     ):  # fmt: skip
         """out: where the next head goes. least_seconds: of training between two checks. vocab: that
-        is served, to be counted anew. known: of the first head. ahead: whose states are computed
-        while there is nothing to learn. clock: of the work that is done, not of waiting."""
+        is served. renews_vocab: whether it is counted anew. known: of the first head. ahead: whose
+        states are computed while there is nothing to learn. clock: of the work that is done, not of
+        waiting."""
         self._store, self._training, self._base = store, training, base
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
         self._mix = Mix(base.train, self._steering.base_share)
         self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
-        self._vocab = vocab
+        self._vocab, self._renews_vocab = vocab, renews_vocab
         self._checker = Checker(known)
         self._train: list[Record] = []
         self._heldout: list[Record] = []
@@ -80,6 +82,10 @@ class LearningLoop:
         self._num_ahead, self._prepared, self._ahead_seconds = len(self._ahead), 0, 0.0
         self._offered: Path | None = None
         self._offered_share = 1.0  # of the way to the learned head
+
+    def take_memory(self, *, blank_step: bool) -> dict[str, int]:
+        """Before the first turn: see `HeadTraining.take_memory`."""
+        return self._training.take_memory(blank_step=blank_step)
 
     @property
     def is_waiting(self) -> bool:
@@ -112,8 +118,10 @@ class LearningLoop:
         self._offered, self._failures = None, 0
 
     def _draft_from(self, vocab: DraftVocab | None) -> None:
-        """The list that lies beside the serving head."""
-        if self._vocab is not None and vocab is not None and vocab.ids != self._vocab.ids:
+        """The list that lies beside the serving head, where lists are swapped with heads."""
+        if self._vocab is None or vocab is None or not self._renews_vocab:
+            return
+        if vocab.ids != self._vocab.ids:
             self._vocab = vocab
             self._training.draft_from(vocab.ids)
 
@@ -214,9 +222,9 @@ class LearningLoop:
             self._rejected(verdict)
 
     def _offer(self, verdict: Verdict) -> None:
-        out = self._out()
+        out, promise = self._out(), verdict.as_json(names_kinds=False)
         details = {
-            "learned": verdict.as_json(), "steps": self._training.num_steps,
+            "learned": promise, "steps": self._training.num_steps,
             "texts": len(self._train), "num_depths": self._training.options.num_depths,
         }  # fmt: skip
         try:
@@ -226,31 +234,34 @@ class LearningLoop:
             self._tell("failed", {"reason": f"the head could not be written: {error}"})
             return
         self._offered, self._offered_share = out, verdict.share
-        self._tell("offer", {"name": out.name, "promise": verdict.as_json()})
+        self._tell("offer", {"name": out.name, "promise": promise})
 
     def _renew_vocab(self, out: Path, share: float) -> None:
         """Put the draft vocabulary beside the head: counted anew where that is certainly better.
 
-        It takes the running one's place with the head.
+        It takes the running one's place with the head. Both together keep what was known.
         """
         if self._vocab is None:
             return
-        recent, base = self._compared()
-        new = renewed(self._vocab, [*self._train, *self._base.train])
-        records = [*recent, *base]
+        new = self._vocab
+        if self._renews_vocab:
+            new = renewed(new, [*self._train, *self._base.train])
+        if new.ids == self._vocab.ids:
+            write_vocab(self._vocab, out)
+            return
+        started, (recent, base) = self._clock(), self._compared()
         old_walks = self._checker.learned
-        new_walks = self._training.walk_with(records, new.ids, share)
-        gains = [
-            compare([old_walks[r.id] for r in part if r.id in old_walks],
-                    [new_walks[r.id] for r in part if r.id in old_walks])
-            for part in (recent, base)
-        ]  # fmt: skip
-        is_better = gains[0].is_better and not gains[1].is_worse_by(WORST_ON_BASE)
+        new_walks = self._training.walk_with([*recent, *base], new.ids, share)
+        names = [record.id for record in recent if record.id in old_walks]
+        gain = compare([old_walks[name] for name in names], [new_walks[name] for name in names])
+        on_base = self._checker.gain_on_known(base, new_walks)
+        is_better = gain.is_better and not on_base.is_worse_by(WORST_ON_BASE)
+        self._check_seconds += self._clock() - started
         write_vocab(new if is_better else self._vocab, out)
         if is_better:
             self._checker.learned = dict(new_walks)
             self._tell("vocab", {"reason": (
-                f"a draft vocabulary counted anew is better ({gains[0].value:+.1%} on recent "
+                f"a draft vocabulary counted anew is better ({gain.value:+.1%} on recent "
                 f"answers) and comes with head {out.name}: {out / FILE}"
             )})  # fmt: skip
 

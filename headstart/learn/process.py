@@ -47,6 +47,8 @@ class Task:
     # Steps until the rate is reached: AdamW's first ones move every weight by the rate, whatever
     # the gradient says, and that costs what was known (docs/lab-log.md).
     warm_up: int = 100
+    # Before it is ready: a server sizes its K/V by what is free then.
+    makes_blank_step: bool = False
     fault: str | None = None  # of tests: see faults.py
     gives_way: bool = True  # False for tests, whose machine may be busy all the time
 
@@ -115,7 +117,7 @@ def _learn(task: Task, commands: SimpleQueue[dict[str, Any]]) -> None:
     from headstart.learn.assembly import make_loop
 
     loop = make_loop(task, tell)
-    tell("ready", {"bytes": _resident_bytes()})
+    tell("ready", loop.take_memory(blank_step=task.makes_blank_step))
     if task.gives_way:
         _give_way()
     while True:
@@ -134,11 +136,6 @@ def _obey(loop: Any, command: dict[str, Any]) -> None:
     else:
         assert command["command"] == "refused", command
         loop.refused()
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -20,9 +21,9 @@ from headstart.heads.formats import open_head, open_runnable
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START, LearnedHeads
-from headstart.learn.known import NAME as KNOWN
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
+from headstart.learn.scrubbing import scrub
 from headstart.models.build import resolve_device
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def open_folder(
     }  # fmt: skip
     folder.make(options.learn_gigabytes)
     with folder.lock():
+        with contextlib.suppress(OSError):  # a full disk: a later start, or `forget`, does it
+            scrub(folder)
         _check_model(folder, known, source)
     max_bytes = int(options.learn_gigabytes * 1e9)
     where = options.learn_device
@@ -93,7 +96,7 @@ def _check_model(folder: Folder, known: Mapping[str, str], source: Head) -> None
     if heads.serving is not None:
         _log.warning("learning: another head is served than before: it begins anew from that one")
         heads.begin_anew()
-    (folder.heads / KNOWN).unlink(missing_ok=True)  # it is of the head before
+    folder.known.unlink(missing_ok=True)  # it is of the head before
     plan_export(source, "headstart", name="learn").write(folder.heads / START, overwrite=True)
     write_whole(path, (json.dumps(known) + "\n").encode(), is_only_writer=True)
 

@@ -57,4 +57,13 @@ def _line(head: LearnedHead) -> str:
     recent = head.promise.get("recent") or {}
     gain = f"{recent['old']:.3f} -> {recent['new']:.3f}" if "old" in recent else ""
     note = f" ({head.note})" if head.note else ""
-    return f"{head.name}      {when}  {head.state}  {gain}{note}"
+    return f"{head.name}      {when}  {head.state}  {gain}{_live(head)}{note}"
+
+
+def _live(head: LearnedHead) -> str:
+    """How often its first drafts were accepted while it served, against the head before."""
+    live = head.live
+    if "old" not in live:
+        return ""
+    shown = f"{live['old']:.3f} -> {live['new']:.3f}"
+    return f"; live first drafts {shown} ({live['answers']} answers)"

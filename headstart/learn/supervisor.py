@@ -22,8 +22,10 @@ from headstart.learn.child import Child, Pace
 from headstart.learn.collector import Collector, write_status
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.heard import first_numbers, note
 from headstart.learn.kinds import Kinds
 from headstart.learn.live import LiveWatch
+from headstart.learn.live_notes import LiveNotes
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.texts import Text
@@ -59,6 +61,7 @@ class Learning:
         self._kinds = Kinds()
         self.collector = Collector(self.folder, int(options.learn_gigabytes * 1e9))
         self._live = LiveWatch()
+        self._notes = LiveNotes(self.heads, self._live)
         self._child: Child | None = None
         self._pace: Pace | None = None
         self._swap: Swap | None = None
@@ -66,13 +69,9 @@ class Learning:
         self._end, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="learn-watch", daemon=True)
         self._restarts = 0
+        self._to_come = 0  # bytes of memory that the learner will take later
         self._gone: int | None = None  # exit code of a learner that ended
-        self.numbers: dict[str, Any] = {
-            "steps": 0, "seconds": 0.0, "trained_tokens": 0, "checks": 0, "swaps": 0,
-            "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "by_kind": {},
-            "state": "starting", "reason": "", "loss": None, "curve": [],
-            "base_states": {},
-        }  # fmt: skip
+        self.numbers = first_numbers()
 
     @property
     def serving_name(self) -> str:
@@ -93,12 +92,16 @@ class Learning:
         task = self._task(self.serving_path)
         return Child(task, self._heard, shares_gpu=self._shares_gpu)
 
-    def wait_for_memory(self) -> None:
-        """Where both use one device, until the learner has taken its memory: K/V gets the rest."""
+    def wait_for_memory(self) -> int:
+        """Where both use one device, until the learner has taken its memory: K/V gets the rest,
+        less the bytes that are given back here, which it will take later."""
         assert self._child is not None
-        if self._shares_device and not self._child.is_ready.wait(_LOAD_SECONDS):
+        if not self._shares_device:
+            return 0
+        if not self._child.is_ready.wait(_LOAD_SECONDS):
             _log.warning("learning: the learner is not ready after %g s; its memory is not "
                          "counted", _LOAD_SECONDS)  # fmt: skip
+        return self._to_come
 
     def attach(self, swap: Swap, is_busy: Callable[[], bool]) -> None:
         """There is an engine now; returns at once, so that the engine's thread may call it."""
@@ -133,6 +136,7 @@ class Learning:
             self._child.close()
         if self._thread.is_alive():
             self._thread.join(1.0)
+        self._notes.write()
         self.collector.close()
         self._write_status("stopped")
         self._lock.close()
@@ -156,55 +160,20 @@ class Learning:
 
     def _heard(self, name: str, event: dict[str, Any]) -> None:
         """What the learner says; in its thread."""
-        numbers = self.numbers
+        note(self.numbers, name, event, self.serving_name)
         if name == "ready":
-            numbers["state"] = "waiting for texts"
-            _log.info("learning: the learner is ready and takes %.2f GB", event["bytes"] / 1e9)
-        elif name == "texts":
-            numbers.update({key: event[key] for key in ("train", "heldout", "bytes")})
-        elif name == "base":
-            numbers["base_states"] = event
-            if event["is_done"]:
-                _log.info("learning: states of %d of %d texts of the base are at hand (%.0f s)",
-                          event["prepared"], event["of"], event["seconds"])  # fmt: skip
-        elif name == "step":
-            numbers["state"] = "learning"
-            numbers.update(steps=event["steps"], loss=event["loss"])
-            numbers["seconds"] += event["seconds"]
-            numbers["trained_tokens"] += event["tokens"]
-        elif name == "checked":
-            self._checked(event)
+            self._to_come = event["to_come"]
         elif name == "offer":
             self._offered = (event["name"], event["promise"])
             self._wake.set()
-        elif name in ("diverged", "failed", "rests"):
-            numbers["state"] = "resting" if name == "rests" else "learning"
-            numbers["failures"] += name != "rests"
-            numbers["reason"] = event["reason"]
-            _log.warning("learning: %s; serving goes on with head %s", event["reason"],
-                         self.serving_name)  # fmt: skip
-        elif name == "vocab":
-            _log.info("learning: %s", event["reason"])
-        elif name == "ended":
-            _log.error("learning: the learner failed: %s", event["reason"])
         elif name == "gone":
             self._gone = event["code"]
             self._wake.set()
 
-    def _checked(self, event: dict[str, Any]) -> None:
-        numbers = self.numbers
-        numbers["checks"] += 1
-        numbers["by_kind"] = event["by_kind"]
-        numbers["reason"] = event["reason"]
-        point = {"seconds": numbers["seconds"], "steps": event["steps"],
-                 "recent_before": event["recent"]["old"], "recent": event["recent"]["new"],
-                 "base": event["base"]["new"]}  # fmt: skip
-        numbers["curve"] = [*numbers["curve"][-199:], point]
-        _log.info("learning: after %d steps %s", event["steps"], event["reason"])
-
     def _swap_to(self, name: str, promise: dict[str, Any]) -> None:
         assert self._swap is not None and self._child is not None
         before, started = self.serving_name, time.monotonic()
+        self._notes.write()
         try:
             self.heads.add(name, promise)
             self._swap(self.heads.path(name))
@@ -219,6 +188,7 @@ class Learning:
             self._child.tell("refused")
             return
         self._live.swapped(float(promise.get("first_gain", 0.0)))
+        self._notes.begin(name)
         self.numbers["swaps"] += 1
         self._child.tell("serves", head=str(self.heads.path(name)))
         _log.info("learning: head %s serves instead of %s (%.2f s): %s", name, before,
@@ -256,7 +226,9 @@ class Learning:
             self._restart(self._gone)
         gain, reason = self._live.judge()
         self.numbers["live"] = asdict(gain)
+        self._notes.now_and_then(gain)
         if reason is not None:
+            self._notes.write(gain)
             self._roll_back(reason)
         self._write_status(self.numbers["state"])
 
@@ -267,6 +239,7 @@ class Learning:
         with contextlib.suppress(OSError):  # a disk that is full: a restart would find it again
             self.heads.take_back(name, reason)
         self._live.taken_back()
+        self._notes.end()
         self.numbers["rollbacks"] += 1
         self._child.tell("serves", head=str(self.heads.path(before)))
         _log.warning("learning: head %s is taken back, head %s serves again: %s", name, before,

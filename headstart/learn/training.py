@@ -20,6 +20,7 @@ from headstart.errors import HeadstartError
 from headstart.heads.formats import open_head
 from headstart.heads.head import dequantize
 from headstart.learn.certainty import Walked, counted
+from headstart.learn.memory import blank_row, held_bytes
 from headstart.learn.state_files import StateWriter, StoredStates
 from headstart.learn.states import RememberedStates
 from headstart.models.loading import load_head
@@ -32,7 +33,7 @@ from headstart.train.options import TrainOptions
 from headstart.train.packing import Row, fit, pack
 from headstart.train.parallel import World
 from headstart.train.result import as_written, write_head
-from headstart.train.states.source import InProcess
+from headstart.train.states.source import InProcess, StateSource
 from headstart.train.step import Batch, Sums, learn
 from headstart.train.targets import count
 from headstart.train.validation import walked
@@ -65,6 +66,7 @@ class HeadTraining:
         steps until the rate is reached, also after a reset."""
         self.options, self._warm_up = options, warm_up
         self.frozen = load_frozen_model(model, head, device=options.device, dtype=options.dtype)
+        self._state_bytes = state_bytes
         self._source = RememberedStates(InProcess(self.frozen), state_bytes)
         self._walked_heads = self._lm_heads(draft_vocab)
         self._taught_heads = self._walked_heads
@@ -75,6 +77,29 @@ class HeadTraining:
         self._between = self._new_learner(self.frozen.master())
         self.num_steps = 0
         self._since_reset = 0
+
+    def take_memory(self, *, blank_step: bool) -> dict[str, int]:
+        """Take what learning will need of the memory: bytes that are held, and bytes that states
+        of texts will take later. No weight is another one afterwards.
+
+        blank_step: also what a whole step computes with, which the allocator then keeps.
+        """
+        if blank_step:
+            self._blank_step()
+            self.reset()
+        self._learner.optimizer.make_moments()
+        return {
+            "bytes": held_bytes(self.frozen.device),
+            "to_come": self._state_bytes - self._source.num_bytes,
+        }
+
+    def _blank_step(self) -> None:
+        longest = min(self.options.max_len, self.frozen.built.max_len)
+        row = blank_row(max(self.options.pack_tokens, longest), longest)
+        self._use(self._learner, self._taught_heads)
+        batch = self._taught_batch(row, InProcess(self.frozen))  # nothing of it is remembered
+        learn(self._learner, batch, count([row], self.options.num_depths))
+        self._learner.update(0.0)
 
     def use_states(self, folder: Folder, base: StateWriter | None) -> None:
         """Read states of texts from there, and write those of the base that are computed ahead."""
@@ -210,17 +235,17 @@ class HeadTraining:
     def _fitting(self, records: Sequence[Record]) -> list[Record]:
         return fit(records, self.options.max_len, self.options.long_records or "cut").records
 
-    def _prepare(self, row: Row) -> Batch:
+    def _prepare(self, row: Row, source: StateSource | None = None) -> Batch:
         frozen = self.frozen
-        ids, states = row.ids.to(frozen.device), self._source.states(row)
+        ids, states = row.ids.to(frozen.device), (source or self._source).states(row)
         return Batch(
             row.names, ids, row.mask, row.documents, frozen.trunk.embed[ids], states,
             teacher_states(frozen.trunk, states, frozen.kind), frozen.trunk.rotary,
         )  # fmt: skip
 
-    def _taught_batch(self, row: Row) -> Batch:
+    def _taught_batch(self, row: Row, source: StateSource | None = None) -> Batch:
         """With the tokens' places in the part of the vocabulary that losses run over."""
-        batch = self._prepare(row)
+        batch = self._prepare(row, source)
         return batch if self._taught is None else replace(batch, ids=self._taught[batch.ids])
 
     def _use(self, learner: Learner, lm_heads: tuple[LmHead, ...]) -> None:

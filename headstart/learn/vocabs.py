@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from headstart.learn.folder import Folder
 from headstart.learn.heads import START
-from headstart.learn.known import NAME as KNOWN
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read, write
 
@@ -37,6 +36,19 @@ def vocab_beside(head: Path) -> DraftVocab | None:
     return served_vocab(path) if path.is_file() else None
 
 
+def running_vocab(given: Path | None, head: Path | None, *, renews: bool) -> DraftVocab | None:
+    """What the engine drafts from while this head serves: the list beside the head, where lists are
+    swapped with heads, else what the server was started with."""
+    if given is None:
+        return None
+    # It may lie beside a learned head, and go with that one while the server runs.
+    first = served_vocab(given) if given.is_file() else None
+    if given.is_file() and (first is None or not renews):
+        return first
+    own = vocab_beside(head) if head is not None else None
+    return own or first or served_vocab(given)
+
+
 def first_vocab(folder: Folder, serving: Path, given: Path) -> Path:
     """The file that a server begins with: what was learned from the given list, where it is the one
     that was given before; else the given one, which then lies beside every head."""
@@ -44,13 +56,17 @@ def first_vocab(folder: Folder, serving: Path, given: Path) -> Path:
     if vocab is None:
         return given
     before = vocab_beside(folder.heads / START)
-    is_known = before is not None and before.ids == vocab.ids
-    if is_known and (serving / FILE).is_file():
-        return serving / FILE
-    if before is not None and not is_known:  # what was known was drafted from that one
-        (folder.heads / KNOWN).unlink(missing_ok=True)
-    others = [path.parent for path in folder.heads.glob(f"*/{FILE}")]
-    for head in dict.fromkeys([*others, serving, folder.heads / START]):
+    if before is not None and before.ids == vocab.ids:
+        if (serving / FILE).is_file():
+            return serving / FILE
+        write_vocab(vocab, serving)
+        return given
+    # The list beside START says which one was given. A kill before the last write leaves none
+    # there, so that the next start writes all of them again, whichever list it is given.
+    start = folder.heads / START
+    (start / FILE).unlink(missing_ok=True)
+    others = {path.parent for path in folder.heads.glob(f"*/{FILE}")} | {serving}
+    for head in [*sorted(others - {start}), start]:
         write_vocab(vocab, head)
     return given
 

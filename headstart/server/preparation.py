@@ -65,15 +65,19 @@ def _with_tools(
 ) -> PreparedChat:
     """What tools, earlier calls and a grammar make of a request; most have none of them."""
     spec = grammar_of(request)
-    given = (request.tools, request.tool_choice)
-    is_plain = all("tool_calls" not in own and own["role"] != "tool" for own in messages)
-    if given == (None, None) and is_plain:
+    if not names_tools(request, messages):
         return PreparedChat(messages, grammar=spec)
     return prepare_tools(
         messages, tools=request.tools, tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls, format=model.tool_format,
         chat_template=model.chat_template, spec=spec,
     )  # fmt: skip
+
+
+def names_tools(request: ChatRequest, messages: list[dict[str, Any]]) -> bool:
+    """Whether tools are given, chosen, or were called earlier."""
+    is_plain = all("tool_calls" not in own and own["role"] != "tool" for own in messages)
+    return not is_plain or (request.tools, request.tool_choice) != (None, None)
 
 
 def grammar_of(request: SamplingFields) -> GrammarSpec | None:

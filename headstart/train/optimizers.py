@@ -72,6 +72,17 @@ class Optimizer:
         """What is kept for every parameter that was changed."""
         return {parameter: kept for own in self._own for parameter, kept in own.state.items()}
 
+    def make_moments(self) -> None:
+        """Take the memory that the first step would take; steps are the same with and without."""
+        for name, parameter in self._parameters.items():
+            if parameter in self.state:
+                continue
+            kept = self._kept(name)
+            if name not in self._by_muon:
+                kept["step"] = torch.zeros((), device=self._counts_on(parameter))
+            for moment in self._moments(name):
+                kept[moment] = torch.zeros_like(parameter)
+
     def step(self, rate: float) -> None:
         for own in self._own:
             for group in own.param_groups:
@@ -103,15 +114,22 @@ class Optimizer:
             updates = tensors[f"{_UPDATES}.{name}"]
             if updates == 0:
                 continue
-            owner = self._muon if name in self._by_muon else self._adamw
-            assert owner is not None
-            kept = owner.state[parameter]
+            kept = self._kept(name)
             if name not in self._by_muon:
-                # Where AdamW itself keeps it: on the device only for its fused kernel.
-                on = parameter.device if self._is_fused else torch.device("cpu")
-                kept["step"] = updates.to(on, copy=True)
+                kept["step"] = updates.to(self._counts_on(parameter), copy=True)
             for moment in self._moments(name):
                 kept[moment] = like(tensors[f"{moment}.{name}"], parameter).clone()
+
+    def _kept(self, name: str) -> dict[str, Any]:
+        """What the optimiser of a parameter keeps for it, to be changed."""
+        owner = self._muon if name in self._by_muon else self._adamw
+        assert owner is not None
+        found: dict[str, Any] = owner.state[self._parameters[name]]
+        return found
+
+    def _counts_on(self, parameter: Tensor) -> torch.device:
+        """Where AdamW itself counts updates: on the device only for its fused kernel."""
+        return parameter.device if self._is_fused else torch.device("cpu")
 
     def _moments(self, name: str) -> tuple[str, ...]:
         return _MUON_MOMENTS if name in self._by_muon else _ADAM_MOMENTS

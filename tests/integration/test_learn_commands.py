@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 from support.commands import headstart
 from support.engine_records import records
 from support.head_edits import differing, tensors
-from support.learning_runs import GREEDY, collect, learnable_heads, prompt_of
+from support.learning_runs import GREEDY, KIND, collect, learnable_heads, prompt_of
+from support.server_runs import served
 from support.swapped_heads import Heads, acceptance
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Header, write_dataset
@@ -22,8 +26,14 @@ from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.engine.engine import Engine
 from headstart.heads.digest import trunk_digest
 from headstart.learn import loop, starting
+from headstart.learn.certainty import Walked
 from headstart.learn.folder import Folder
 from headstart.learn.process import Task
+from headstart.learn.store import Store
+from headstart.server.model import ServedModel
+from headstart.server.options import ServerOptions
+from headstart.server.preparation import prepare_chat
+from headstart.server.protocol.requests import ChatRequest
 
 UNSEEN = [prompt_of(number) for number in range(5000, 5008)]
 
@@ -143,6 +153,121 @@ def test_status_says_what_is_there_in_words_and_as_json(learned: Learned) -> Non
         assert "last      no better head was found" in words
     finally:
         status.unlink()
+
+
+def holding_words(folder: Path) -> set[str]:
+    """Files below a folder that hold a word of a prompt."""
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and any(word.encode() in path.read_bytes() for word in KIND.split())
+    }
+
+
+def as_written_before(folder: Path, head: str) -> None:
+    """Put the words where earlier versions wrote them, and where a kill leaves them."""
+    heads, words = folder / "heads", {"by_kind": {"other": [1, 2], KIND: [1.5, 1.7]}}
+    for path, place in (
+        (heads / "heads.json", lambda own: own[0]["promise"]),
+        (heads / head / "headstart.json", lambda own: own["training"]["learned"]),
+    ):
+        document = json.loads(path.read_text())
+        place(document).update(words)
+        path.write_text(json.dumps(document))
+    walk = asdict(Walked(KIND, 3, 5))
+    (heads / "known.json").write_text(json.dumps({"0" * 32: walk}))
+    for name in ("status.json", ".status.json.partial", "heads/.heads.json.partial"):
+        (folder / name).write_text(json.dumps(words))
+    left = heads / ".0009.partial"
+    left.mkdir()
+    (left / "headstart.json").write_text(json.dumps(words))
+
+
+def test_after_forgetting_no_word_of_a_prompt_is_left(learned: Learned, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(learned.folder, tmp_path / "learned"))
+    name = learned.head.name
+    texts = {str(path.relative_to(folder)) for path in (folder / "texts").iterdir()}
+    assert holding_words(folder) == texts, "kinds are numbered beside heads"
+    kept = json.loads((folder / "heads" / "heads.json").read_text())
+    as_written_before(folder, name)
+    assert len(holding_words(folder)) == len(texts) + 7
+    before = tensors(folder / "heads" / name)
+    found = headstart("learn", "forget", str(folder))
+    assert found.returncode == 0 and "learned heads remain" in found.stdout, found.stderr
+    assert not holding_words(folder) and not list((folder / "texts").iterdir())
+    assert not differing(tensors(folder / "heads" / name), before)
+    after = json.loads((folder / "heads" / "heads.json").read_text())
+    assert [head["name"] for head in after] == [head["name"] for head in kept]
+    assert after[0]["promise"]["by_kind"] == {"1": [1, 2], "2": [1.5, 1.7]}
+    assert after[1:] == kept[1:]
+
+
+def test_a_start_takes_words_out_that_earlier_versions_wrote(
+    learned: Learned, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(learned.folder, tmp_path / "learned"))
+    as_written_before(folder, learned.head.name)
+    options = starting.LearnOptions(learn=folder)
+    model, head = str(learned.heads.model), learned.heads.weak
+    starting.open_folder(options, model, head, device="cpu", dtype="auto")
+    assert not any(name.startswith("heads") for name in holding_words(folder))
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": 1}'}}
+USER = {"role": "user", "content": "hi"}
+BODIES: dict[str, dict[str, Any]] = {
+    "plain": {"messages": [USER], "temperature": 0.5, "guided_odd": 3},
+    "tools": {"messages": [USER], "tools": TOOLS},
+    "no tools": {"messages": [USER], "tools": TOOLS, "tool_choice": "none"},
+    "thinking": {"messages": [USER], "chat_template_kwargs": {"thinking": False}},
+    "earlier call": {"messages": [USER, {"role": "assistant", "content": None,
+                                         "tool_calls": [CALL]},
+                                  {"role": "tool", "tool_call_id": "c1", "content": "5"}],
+                     "tools": TOOLS},
+    "parts": {"messages": [{"role": "user", "content": [{"type": "text", "text": "h"},
+                                                        {"type": "text", "text": "i"}]}]},
+}  # fmt: skip
+
+
+def test_prompts_of_logs_are_read_as_the_server_reads_them(tiny: Tiny, tmp_path: Path) -> None:
+    """Regression: tools and chat_template_kwargs were left out, so that token ids were wrong."""
+    model = served(tiny)
+    files = tmp_path / "asked.jsonl", tmp_path / "said.jsonl"
+    two = [{"message": {"content": text}, "finish_reason": "length"} for text in ("yes", "no")]
+    calls = {"message": {"content": None, "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
+    for path, part in zip(files, (
+        lambda body: {"body": body}, lambda body: {"response": {"body": {"choices": [*two, calls]}}}
+    ), strict=True):  # fmt: skip
+        documents = ({"custom_id": name, **part(body)} for name, body in BODIES.items())
+        path.write_text("".join(json.dumps(each) + "\n" for each in documents))
+    found = headstart(
+        "learn", "run", str(tmp_path / "learned"), "--model", str(model), "--device", "cpu",
+        "--requests", str(files[0]), "--answers", str(files[1]), "--minutes", "0",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "read 12 answers; left out 6 answers with tool calls" in found.stderr
+    store = Store(Folder(tmp_path / "learned").texts, 1 << 20)
+    kept = [text.record for text in store.refresh()]
+    assert len(kept) == 8, "three of the prompts are the same"
+    engine = Engine(model, speculate=3, kernels="off")
+    with closing(ServedModel(engine, ["small"], "small", ServerOptions())) as own:
+        prompts = {name: served_prompt(own, body) for name, body in BODIES.items()}
+    tokenizer = engine.prompts.tokenizer
+    assert "look" in tokenizer.decode(prompts["tools"])
+    assert prompts["no tools"] == prompts["plain"] == prompts["parts"]
+    answers = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in ("yes", "no")}
+    wanted = {(tuple(prompt), answer) for prompt in prompts.values() for answer in answers}
+    assert {
+        (tuple(each.ids[: each.num_prompt]), tuple(each.ids[each.num_prompt :])) for each in kept
+    } == wanted
+
+
+def served_prompt(model: ServedModel, body: dict[str, Any]) -> list[int]:
+    """What the server makes of a request."""
+    known = {name: value for name, value in body.items() if name != "guided_odd"}
+    request = ChatRequest.model_validate(known)
+    return prepare_chat(request, "a", model, ServerOptions()).jobs[0].asked.ids
 
 
 def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(

@@ -15,7 +15,7 @@ from headstart.learn.assembly import make_loop
 from headstart.learn.folder import Folder
 from headstart.learn.options import LearnOptions
 from headstart.learn.starting import open_folder
-from headstart.learn.vocabs import vocab_beside
+from headstart.learn.vocabs import vocab_beside, write_vocab
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
@@ -37,6 +37,7 @@ def test_a_list_counted_anew_comes_with_its_head_and_is_walked_from_then_on(tmp_
         task, head=str(folder.heads / "start"), vocab=str(tmp_path / "list.json"), warm_up=1,
         overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=20,
     )  # fmt: skip
+    write_vocab(given, folder.heads / "start")  # as a server's start does
     told: dict[str, dict[str, Any]] = {}
     loop = make_loop(task, lambda name, facts: told.update({name: facts}), waits=False)
     loop._clock = map(float, itertools.count()).__next__  # a step takes a second: twenty of them
@@ -44,6 +45,11 @@ def test_a_list_counted_anew_comes_with_its_head_and_is_walked_from_then_on(tmp_
         assert loop.turn()
     head = folder.heads / told["offer"]["name"]
     found = vocab_beside(head)
+    recent, _ = loop._compared()
+    known = loop._checker._known.of(recent, loop._checker._serving)
+    again = make_loop(replace(task, head=str(head)), lambda name, facts: None, waits=False)
+    assert again._vocab == found, "a learner that is started again, with the list of the start"
+    assert again._checker._known.of(recent, {}) == known != {}
     assert found is not None and len(found.ids) == 24 and set(range(2, 18)) <= set(found.ids)
     assert head.name in told["vocab"]["reason"]
     asked = [GREEDY] * len(UNSEEN)
@@ -57,7 +63,8 @@ def test_a_list_counted_anew_comes_with_its_head_and_is_walked_from_then_on(tmp_
     assert accepted[2] > 1.3 * accepted[1], "a head that knows all tokens drafts them"
     # What was walked with the new list is what the serving head does from now on.
     loop.served(head)
-    training, (recent, _) = loop._training, loop._compared()
+    training = loop._training
     serving = {name: loop._checker._serving[name] for name in (r.id for r in recent)}
     assert training.walk(recent, 0.0) == serving == training.walk_with(recent, found.ids, 0.0)
+    assert again._training.walk(recent, 0.0) == serving
     assert training.walk_with(recent, given.ids, 0.0) != serving

@@ -23,6 +23,7 @@ from support.swapped_heads import Heads, heads_of
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 _SHAPE = "hidden=64,layers=1,heads=4,kv_heads=2,intermediate=64,vocab=64"
 _ACTIVE = 16
+KIND = "zebra quartz lattice"  # first words of prompts, which nothing else holds
 
 
 def learnable_heads(folder: Path) -> Heads:
@@ -54,7 +55,7 @@ def collect(engine: Engine, folder: Folder) -> None:
     results = engine.generate(enough_prompts(), GREEDY)
     with TextWriter(folder.texts) as writer:
         writer.add(
-            Text(id=f"t{number}", prompt=result.prompt_token_ids, kind="other", time=float(number),
+            Text(id=f"t{number}", prompt=result.prompt_token_ids, kind=KIND, time=float(number),
                  answer=result.outputs[0].token_ids, finish_reason="length")
             for number, result in enumerate(results)
         )  # fmt: skip

@@ -100,7 +100,7 @@ def test_engine_and_learner_draft_with_the_same_vocabulary(
     monkeypatch.setattr(starting, "open_folder", lambda *_, **__: task)
     monkeypatch.setattr(supervisor, "Child", child)
     monkeypatch.setattr(lifecycle, "serve", serving)
-    monkeypatch.setattr(engine, "Engine", lambda *_, options: served.append(options))
+    monkeypatch.setattr(engine, "Engine", lambda *_, options, **__: served.append(options))
     with socket.socket() as listener:
         options = EngineOptions(device="cpu", draft_vocab=file, draft_vocab_own=own)
         learn = LearnOptions(learn=folder.path)
@@ -110,3 +110,46 @@ def test_engine_and_learner_draft_with_the_same_vocabulary(
     assert [each.draft_vocab for each in served] == [expected]
     found = [vocab_beside(heads.path(name)) for name in (START, "0001")]
     assert found == ([OTHER, OTHER] if given == "another one" else [BEFORE, LEARNED])
+
+
+@pytest.mark.parametrize(
+    ("device", "where", "fraction", "makes"),
+    [("cpu", "same", None, False), ("cpu", "same", 0.5, True), ("cuda:0", "same", None, True),
+     ("cuda:0", "cuda:1", None, False), ("cuda:0", "cpu", 0.5, False)],
+)  # fmt: skip
+def test_a_blank_step_comes_first_where_memory_for_requests_is_what_is_left(
+    device: str, where: str, fraction: float | None, makes: bool, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    folder = Folder(tmp_path / "learned")
+    folder.make(1.0)
+    task = Task(folder=str(folder.path), model="demo", head=None, base=None, device=device,
+                dtype="auto", max_bytes=1, overrides={})  # fmt: skip
+    learned: list[Task] = []
+    promised: list[int] = []
+
+    def child(task: Task, heard: Callable[..., None], *, shares_gpu: bool) -> SimpleNamespace:
+        learned.append(task)
+        heard("ready", {"bytes": 1, "to_come": 7})
+        return SimpleNamespace(is_ready=SimpleNamespace(wait=lambda seconds: True),
+                               close=lambda: None)  # fmt: skip
+
+    def serving(
+        model: str, server: object, make_engine: Callable[[], object], _: object, learning: Learning
+    ) -> int:
+        make_engine()
+        learning.close()
+        return 0
+
+    monkeypatch.setattr(starting, "open_folder", lambda *_, **__: task)
+    monkeypatch.setattr(supervisor, "Child", child)
+    monkeypatch.setattr(lifecycle, "serve", serving)
+    monkeypatch.setattr(
+        engine, "Engine", lambda *_, promised_bytes, **__: promised.append(promised_bytes)
+    )
+    with socket.socket() as listener:
+        options = EngineOptions(device=device, memory_fraction=fraction)
+        learn = LearnOptions(learn=folder.path, learn_device=where)
+        assert _serve("any", ServerOptions(), None, options, listener, learn) == 0
+    assert [each.makes_blank_step for each in learned] == [makes]
+    assert promised == [7 if where == "same" else 0]

@@ -87,6 +87,16 @@ def test_a_fraction_of_a_gpu_is_of_all_its_memory_for_everything() -> None:
     assert blocks(needs, kv_bytes=50 * GIB) == 50 * GIB // block, "as given, whatever is to come"
 
 
+@pytest.mark.parametrize(
+    "needs", [replace(with_free(each, 50 * GIB), max_len=1 << 30) for each in (CPU, GPU)]
+)
+def test_what_another_process_will_take_is_as_if_it_were_taken(needs: MemoryNeeds) -> None:
+    less = with_free(needs, needs.device.free - GIB // 2)
+    found = [blocks(own, memory_fraction=0.6) for own in (needs.without(GIB // 2), less, needs)]
+    assert found[0] == found[1] < found[2]
+    assert needs.without(1 << 60).device.free == 0
+
+
 def test_weights_that_leave_no_room_are_refused_with_all_numbers() -> None:
     with pytest.raises(EngineError) as caught:
         blocks(with_free(GPU, 10 * GIB))

@@ -102,6 +102,20 @@ def test_forgetting_removes_texts_and_says_that_heads_remain(folder: Folder) -> 
     assert LearnedHeads(folder).serving is None and not list(folder.heads.iterdir())
 
 
+def test_a_record_that_cannot_be_read_is_named_when_the_rest_is_forgotten(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    heads.serve(add(heads, 1.5))
+    (folder.texts / "served-00000001.jsonl").write_text("x\n")
+    folder.record.write_text("{ half")
+    folder.known.write_text("{ half")
+    with pytest.raises(ConfigError, match=r"heads.json cannot be read and may hold first words"):
+        forget(folder, heads=False)
+    assert not list(folder.texts.iterdir()) and not folder.known.exists()
+    assert heads.path("0001").is_dir()
+    assert "and 2 learned heads" in forget(folder, heads=True)
+    assert LearnedHeads(folder).heads == []
+
+
 def test_a_folder_in_use_is_not_forgotten(folder: Folder) -> None:
     with folder.lock(), pytest.raises(ConfigError, match="in use by a running server"):
         forget(folder, heads=False)

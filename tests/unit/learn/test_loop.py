@@ -51,6 +51,8 @@ def test_a_better_head_is_offered_and_nothing_is_done_until_it_is_answered(tmp_p
     assert training.calls == ["write 0001 at 1.0", "adopt at 1.0"] and loop.turn()
     offer = dict(told)["offer"]
     assert offer["name"] == "0001" and offer["promise"]["recent"]["new"] > 1.5
+    assert list(offer["promise"]["by_kind"]) == ["1"], "what is kept with a head has no words"
+    assert list(dict(told)["checked"]["by_kind"]) == ["a"]
 
 
 def test_a_head_that_gets_no_better_rests_until_there_is_more(tmp_path: Path) -> None:

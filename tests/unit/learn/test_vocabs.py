@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,19 @@ import pytest
 from support.scripted_training import Scripted
 
 from headstart.data.records import Record
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START
-from headstart.learn.known import NAME as KNOWN
+from headstart.learn.certainty import Walked
 from headstart.learn.loop import Base, LearningLoop
 from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
-from headstart.learn.vocabs import FILE, first_vocab, renewed, vocab_beside, write_vocab
+from headstart.learn.vocabs import renewed, vocab_beside, write_vocab
 from headstart.vocab.draft_vocab import DraftVocab
-from headstart.vocab.files import write
 
 SERVED = DraftVocab.of(range(10, 20), vocab_size=64, coverage=0.5)
 
 
-def texts(answer: Sequence[int], count: int = 100) -> list[Text]:
+def texts(answer: Sequence[int], count: int = 100, name: str = "t") -> list[Text]:
     return [
-        Text(id=f"t{i}", prompt=[i, 2], answer=[*answer], kind="a", time=float(i),
+        Text(id=f"{name}{i}", prompt=[i, 2], answer=[*answer], kind="a", time=float(i),
              finish_reason="stop") for i in range(count)
     ]  # fmt: skip
 
@@ -66,24 +64,34 @@ class Drafting(Scripted):
         self._level += self._more
 
 
+def offered(
+    training: Scripted, folder: Path, *, base: Base | None = None, vocab: DraftVocab = SERVED,
+    renews: bool = True,
+) -> tuple[LearningLoop, list[tuple[str, Any]], Path]:  # fmt: skip
+    """A loop that has offered its first head, what it told, and where that head is."""
+    with TextWriter(folder) as writer:
+        writer.add(texts([33] * 9))
+    told: list[tuple[str, Any]] = []
+    head = folder / "0001"
+    head.mkdir()
+    ticks = itertools.count()
+    loop = LearningLoop(
+        Store(folder, 1 << 20), training, base or Base(), lambda: head,
+        lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
+        clock=lambda: float(next(ticks)), vocab=vocab, renews_vocab=renews,
+    )  # fmt: skip
+    while "offer" not in dict(told):
+        assert loop.turn()
+    return loop, told, head
+
+
 @pytest.mark.parametrize("more", [0.2, 0.0, -0.2], ids=["better", "the same", "worse"])
 def test_a_list_that_misses_served_tokens_is_rewritten_where_the_simulator_says_so(
     more: float, tmp_path: Path
 ) -> None:
     is_taken = more > 0
-    with TextWriter(tmp_path) as writer:
-        writer.add(texts([33] * 9))
-    training, told = Drafting(33, more), list[tuple[str, Any]]()
-    head = tmp_path / "0001"
-    head.mkdir()
-    ticks = iter(range(10**6))
-    loop = LearningLoop(
-        Store(tmp_path, 1 << 20), training, Base(), lambda: head,
-        lambda name, facts: told.append((name, facts)), batch_tokens=20, least_seconds=3,
-        clock=lambda: float(next(ticks)), vocab=SERVED,
-    )  # fmt: skip
-    while "offer" not in dict(told):
-        assert loop.turn()
+    training = Drafting(33, more)
+    loop, told, head = offered(training, tmp_path)
     assert [33 in ids and len(ids) == 10 for ids in training.walked] == [True]
     found = vocab_beside(head)
     assert found is not None and found.ids == (training.walked[0] if is_taken else SERVED.ids)
@@ -98,49 +106,67 @@ def test_a_list_that_misses_served_tokens_is_rewritten_where_the_simulator_says_
     assert rounds == {(100, int(150 + 100 * level))}
 
 
-def made(path: Path, vocab: DraftVocab) -> Path:
-    write([vocab], path, overwrite=True)
-    return path
+class Forgetting(Scripted):
+    """A head and a list that each accept more of recent answers and less of the base."""
+
+    def __init__(self, base: Sequence[Record], lost_by_list: float):
+        super().__init__(gain=0.01)
+        self._names = {record.id for record in base}
+        self._lost_by_list, self._is_new_list = lost_by_list, False
+
+    def walk(self, found: Sequence[Any], share: float) -> dict[str, Walked]:
+        is_new = self._is_new_list
+        lost = 0.009 * (share > 0 and self._level > 0) + self._lost_by_list * is_new
+        gained = self._level * share + 1.0 * is_new
+        lengths = {r.id: 2 - 2 * lost if r.id in self._names else 2 + gained for r in found}
+        return {
+            r.id: Walked(r.category, 10000, round(10000 * lengths[r.id]), 10000, 5000)
+            for r in found
+        }
+
+    def walk_with(self, found: Sequence[Any], ids: Sequence[int], share: float) -> dict[str, Any]:
+        self._is_new_list = 33 in ids
+        try:
+            return self.walk(found, share)
+        finally:
+            self._is_new_list = False
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    own = Folder(tmp_path / "learned")
-    own.make(1.0)
-    for name in (START, "0001", "0002"):
-        (own.heads / name).mkdir()
-    return own
-
-
-def test_a_start_takes_what_was_learned_of_the_given_list(folder: Folder, tmp_path: Path) -> None:
-    given = made(tmp_path / "given.json", SERVED)
-    start, second = folder.heads / START, folder.heads / "0002"
-    assert first_vocab(folder, start, given) == given, "nothing was learned yet"
-    assert vocab_beside(start) == SERVED
-    write_vocab(renewed(SERVED, records([33])), second)
-    (folder.heads / KNOWN).touch()
-    assert first_vocab(folder, second, given) == second / FILE
-    assert first_vocab(folder, start, given) == start / FILE, "the head was taken back"
-    assert (folder.heads / KNOWN).exists()
-
-
-def test_another_list_than_before_is_taken_and_lies_beside_every_head(
-    folder: Folder, tmp_path: Path
+@pytest.mark.parametrize("lost", [0.009, 0.0], ids=["too much together", "nothing"])
+def test_a_head_and_its_list_lose_one_per_cent_of_what_was_known_together(
+    lost: float, tmp_path: Path
 ) -> None:
-    start, second = folder.heads / START, folder.heads / "0002"
-    first_vocab(folder, start, made(tmp_path / "given.json", SERVED))
-    write_vocab(renewed(SERVED, records([33])), second)
-    (folder.heads / KNOWN).touch()
-    other = DraftVocab.of(range(5, 15), vocab_size=64)
-    given = made(tmp_path / "other.json", other)
-    assert first_vocab(folder, second, given) == given
-    assert vocab_beside(start) == vocab_beside(second) == other
-    assert vocab_beside(folder.heads / "0001") is None, "it had none"
-    assert not (folder.heads / KNOWN).exists(), "what was known was drafted from another list"
+    """Each of both was let lose one per cent: every later head was refused for the list's loss."""
+    base = [text.record() for text in texts([12] * 9, 100, "base")]
+    _, told, head = offered(Forgetting(base, lost), tmp_path, base=Base((), base))
+    found = dict(told)["offer"]["promise"]["base"]
+    assert found["new"] / found["old"] == pytest.approx(0.991)
+    vocab = vocab_beside(head)
+    assert vocab is not None and (33 in vocab.ids) == (lost == 0)
 
 
-def test_several_lists_are_left_as_they_are(folder: Folder, tmp_path: Path) -> None:
-    both = [DraftVocab.of([1, 2], name=name, vocab_size=64) for name in ("de", "en")]
-    write(both, tmp_path / "both.json")
-    found = first_vocab(folder, folder.heads / START, tmp_path / "both.json")
-    assert found == tmp_path / "both.json" and vocab_beside(folder.heads / START) is None
+def test_walks_with_another_list_count_as_time_of_checks(tmp_path: Path) -> None:
+    """So that they, too, take a fifth of the time at most. The clock ticks once when it is read."""
+    loop, _, _ = offered(Drafting(33, 0.2), tmp_path)
+    assert loop._check_seconds == 2.0, "walks of the check, and walks with the list"
+
+
+@pytest.mark.parametrize("renews", [True, False], ids=["the same tokens again", "not renewed"])
+def test_a_list_that_stays_lies_beside_the_head_without_a_walk(
+    renews: bool, tmp_path: Path
+) -> None:
+    """Without it a start with the same folder would begin with the list that was given at first."""
+    vocab = DraftVocab.of(range(25, 35), vocab_size=64) if renews else SERVED
+    training = Drafting(33, 0.2)
+    loop, told, head = offered(training, tmp_path, vocab=vocab, renews=renews)
+    assert vocab_beside(head) == vocab and training.walked == []
+    assert "vocab" not in dict(told) and loop._check_seconds == 1.0
+
+
+def test_a_list_that_is_not_renewed_stays_whatever_lies_beside_heads(tmp_path: Path) -> None:
+    """The engine replaces no list beside which requests draft tokens of their own."""
+    training = Drafting(33, 0.2)
+    loop, _, head = offered(training, tmp_path, renews=False)
+    write_vocab(renewed(SERVED, records([33])), head)
+    loop.served(head)
+    assert loop._vocab == SERVED and not any("draft" in call for call in training.calls)
