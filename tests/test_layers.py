@@ -191,7 +191,8 @@ KERNELS = (
     "backends/numba/experts.py", "backends/numba/latent.py", "backends/numba/mlp.py",
     "backends/numba/passes.py", "backends/numba/routing.py",
     "backends/numba/float_products.py", "backends/numba/group_products.py",
-    "backends/numba/group_sums.py", "backends/numba/layers.py", "backends/numba/noise.py",
+    "backends/numba/group_sums.py", "backends/numba/layers.py", "backends/numba/losses.py",
+    "backends/numba/noise.py",
     "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sampling.py",
     "backends/numba/sums.py", "backends/numba/thread_pool.py", "backends/numba/vectors.py",
 )  # fmt: skip

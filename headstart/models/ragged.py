@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from headstart.models.stacked_attention import rows_backward, rows_forward
+
 Lengths = tuple[int, ...]
 _MOST_SCORES = 1 << 26  # that some rows keep; of more, all rows are computed, which keeps none
 
@@ -44,6 +46,9 @@ def causal_attention(
     ones whose results are wanted, [N, H, D].
     """
     if rows is not None:
+        if window is None and sinks is None and v.shape == k.shape and _is_stacked(q):
+            none = k.new_empty(0, len(rows), *k.shape[1:])
+            return _merged(q[rows], k, v, none, none, lengths, rows)
         if not _is_fused(q) and len(rows) * max(lengths) * q.shape[1] <= _MOST_SCORES:
             q = q[rows]
             none = k.new_empty(0, *q.shape[:1], *k.shape[1:])
@@ -74,6 +79,8 @@ def chained_attention(
     They come after what the row sees of the document, its query beside the last of them. With
     `rows` q, own_k and own_v have these N rows.
     """
+    if window is None and sinks is None and v.shape == k.shape and _is_stacked(q):
+        return _merged(q, k, v, own_k, own_v, lengths, rows)
     if rows is not None:
         if not _is_fused(q):
             return _of_rows(q, k, v, own_k, own_v, lengths, window, sinks, rows)
@@ -90,9 +97,15 @@ def chained_attention(
 
 def _apply(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths) -> Tensor:
     if _is_fused(q):
-        result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n)
-        return result
+        return _merged(q, k, v, own_k, own_v, n, None)
     return _apply_dense(q, k, v, own_k, own_v, n, None, None)
+
+
+def _merged(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths, rows: Tensor | None
+) -> Tensor:
+    result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n, rows)
+    return result
 
 
 def _apply_dense(
@@ -130,6 +143,12 @@ def _is_fused(q: Tensor) -> bool:
         size = q.shape[-1]
         return q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
     return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+
+
+def _is_stacked(q: Tensor) -> bool:
+    """Whether `stacked_attention` takes this: on CPUs no fused kernel takes half precision and says
+    the sums of scores."""
+    return q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
 
 
 def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
@@ -193,9 +212,10 @@ def _distance(rows: int, device: torch.device) -> Tensor:
 class _Merged(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths
-    ) -> Tensor:
-        result, sums, extra = _shared_forward(q, k, v, lengths)
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths,
+        rows: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        result, sums, extra = _shared_forward(q, k, v, lengths, rows)
         if own_k.shape[0]:
             group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
             keys, values = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
@@ -205,16 +225,18 @@ class _Merged(torch.autograd.Function):
             merged += (values * (scores - total).exp()[..., None]).sum(0)
             result, sums = merged.to(q.dtype), total
         ctx.save_for_backward(q, k, v, own_k, own_v, result, sums)
-        ctx.lengths, ctx.extra = lengths, extra
+        ctx.lengths, ctx.rows, ctx.extra = lengths, rows, extra
         return result
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         q, k, v, own_k, own_v, result, sums = ctx.saved_tensors
         grad = grads[0].contiguous()
-        d_q, d_k, d_v = _shared_backward(grad, q, k, v, result, sums, ctx.lengths, ctx.extra)
+        d_q, d_k, d_v = _shared_backward(
+            grad, q, k, v, result, sums, ctx.lengths, ctx.rows, ctx.extra
+        )
         if not own_k.shape[0]:
-            return d_q, d_k, d_v, None, None, None
+            return d_q, d_k, d_v, None, None, None, None
         group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
         keys, values = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
         weights = ((q * keys).sum(-1, dtype=sums.dtype) * scale - sums).exp()  # [C, T, H]
@@ -225,7 +247,7 @@ class _Merged(torch.autograd.Function):
             d_q, d_k, d_v,
             _grouped(slope[..., None] * q, group).to(k.dtype),
             _grouped(weights[..., None] * grad, group).to(v.dtype),
-            None,
+            None, None,
         )  # fmt: skip
 
 
@@ -236,9 +258,13 @@ def _grouped(rows: Tensor, group: int) -> Tensor:
 
 
 def _shared_forward(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, rows: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Result [T, H, D], log-sum-exp of its scores [T, H], and what the way back needs."""
+    """Result [T, H, D], log-sum-exp of its scores [T, H], and what the way back needs; of `rows`
+    alone where these are given, which a fused kernel does not take."""
+    if _is_stacked(q):
+        return *rows_forward(q, k, v, lengths, rows), ()
+    assert rows is None
     if q.is_cuda:
         edges, longest = _edges(lengths, q.device), max(lengths)
         result, sums, *random, _ = torch.ops.aten._flash_attention_forward(
@@ -267,8 +293,10 @@ def _edges(lengths: Lengths, device: torch.device) -> Tensor:
 
 def _shared_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, sums: Tensor,
-    lengths: Lengths, extra: tuple[Any, ...],
+    lengths: Lengths, rows: Tensor | None, extra: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if _is_stacked(q):
+        return rows_backward(grad, q, k, v, result, sums, lengths, rows)
     if q.is_cuda:
         edges, *random = extra
         longest = max(lengths)

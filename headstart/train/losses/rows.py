@@ -11,19 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from importlib.util import find_spec
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from headstart.backends.losses import LossKernels
+from headstart.backends.numba.compiler import why_missing
 from headstart.errors import ConfigError
+from headstart.train.losses.fused import score_fused
 from headstart.train.losses.kinds import LossKind, loss_kind
 from headstart.train.losses.lm_head import LmHead
 from headstart.train.losses.streamed import score_streamed
 from headstart.train.losses.whole import Labels, Score, Scored, score_whole
 
 DEFAULT_MAX_ELEMENTS = 2**26
+_FEWEST_ELEMENTS = 2**20  # of logits, for kernels of a CPU
 _FEWEST_ROWS = 32  # products of fewer rows read the whole LM head for next to nothing
 
 
@@ -84,8 +90,9 @@ def depth_losses(
     if vocab_chunk is None:
         vocab_chunk = fitting_vocab_chunk(len(labels), size, max_elements)
     width = size if vocab_chunk is None else min(vocab_chunk, size)
-    if vocab_chunk is None and uses_kernels(head.weight):
-        score = _fused()
+    kernels = loss_kernels(head.weight, len(labels)) if vocab_chunk is None else None
+    if kernels is not None:
+        score = partial(score_fused, kernels)
         # Fewer and narrower tensors: that many more rows take about as much memory.
         max_elements = None if max_elements is None else max_elements * 8 // head.weight.itemsize
     results = [RowLosses.empty(states, head.wide) for states in depths]
@@ -112,22 +119,28 @@ def depth_losses(
     return results
 
 
-def uses_kernels(weight: Tensor) -> bool:
-    """Whether kernels form the losses; their fp32 sums would not do for fp64."""
-    is_narrow = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    return weight.is_cuda and is_narrow and _has_triton()
+def loss_kernels(weight: Tensor, num_rows: int) -> LossKernels | None:
+    """Those that form the losses of so many rows; their fp32 sums would not do for fp64.
+
+    Imported where they are used: Triton need not be there without a GPU, nor numba without a CPU's
+    kernels, and few rows are done before they are loaded.
+    """
+    if weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16, torch.float32):
+        return _load("headstart.backends.cuda.kernels.losses") if _is_there("triton") else None
+    is_narrow = weight.dtype in (torch.bfloat16, torch.float32)
+    is_many = num_rows * len(weight) >= _FEWEST_ELEMENTS
+    if weight.device.type == "cpu" and is_narrow and is_many and why_missing() is None:
+        return _load("headstart.backends.numba.losses")
+    return None
 
 
 @lru_cache(1)
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _is_there(library: str) -> bool:
+    return find_spec(library) is not None
 
 
-def _fused() -> Score:
-    """Imported where it is used: Triton need not be there without a GPU."""
-    from headstart.train.losses.fused import score_fused
-
-    return score_fused
+def _load(kernels: str) -> LossKernels:
+    return cast(LossKernels, import_module(kernels))
 
 
 def fitting_vocab_chunk(num_rows: int, vocab_size: int, max_elements: int | None) -> int | None:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import HeadLayout
-from headstart.models import ragged
+from headstart.models import ragged, stacked_attention
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.build import build
 from headstart.models.documents import Documents, Passage
@@ -24,6 +24,13 @@ from headstart.models.unroll import teacher_states, trunk_states, unroll
 
 DEPTHS = 5
 DOCUMENTS = Documents((9, 1, 2, 12))
+
+
+def attend_by(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of the ways, whatever the numbers' precision; "stacked" in parts of few scores."""
+    monkeypatch.setattr(ragged, "_is_fused", lambda q: way == "fused")
+    monkeypatch.setattr(ragged, "_is_stacked", lambda q: way == "stacked")
+    monkeypatch.setattr(stacked_attention, "_MOST_SCORES", 200)
 
 
 def random_ids(trunk: Trunk) -> Tensor:
@@ -121,10 +128,13 @@ def test_documents_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1, 3])
+@pytest.mark.parametrize("way", ["fused", "stacked"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_merged_attention_and_its_gradients_equal_the_dense_ones(
-    own: int, dtype: torch.dtype
+    own: int, way: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_fused = ragged._is_fused
+    attend_by(way, monkeypatch)
     torch.manual_seed(own)
     lengths = (5, 1, 17)
     q = torch.randn(23, 6, 8, dtype=dtype)
@@ -144,7 +154,7 @@ def test_merged_attention_and_its_gradients_equal_the_dense_ones(
         torch.testing.assert_close(causal_attention(q, k, v, lengths), results[0][0])
         windowed = causal_attention(q, k, v, lengths, window=1)
         torch.testing.assert_close(windowed, v.repeat_interleave(3, 1))
-    assert ragged._is_fused(q)
+    assert is_fused(q)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +212,12 @@ def test_freezing_only_the_head_gets_gradients() -> None:
     assert all(p.grad is None for p in trunk.parameters())
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["dense", "fused"])
+@pytest.mark.parametrize("way", ["dense", "fused", "stacked"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_that_are_wanted_alone_are_what_they_are_among_all(
-    name: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged, "_is_fused", lambda q: fused)
+    attend_by(way, monkeypatch)
     trunk, head = models("qwen3", *LAYOUTS[name])
     head.requires_grad_(True)
     ids, wanted = random_ids(trunk), torch.tensor([3, 4, 5, 11, 12, 20, 21])
@@ -231,13 +241,34 @@ def test_rows_that_are_wanted_alone_are_what_they_are_among_all(
 
 
 @pytest.mark.parametrize("own", [0, 2])
+def test_half_precision_on_a_cpu_is_near_the_exact_result(own: int) -> None:
+    """Rows alone, whose gradients come back through the stacked products."""
+    torch.manual_seed(own)
+    lengths, rows = (40, 3, 17), torch.tensor([2, 30, 39, 41, 50, 59])
+    parts = [torch.randn(shape) for shape in ((60, 6, 16), (60, 2, 16), (60, 2, 16))]
+    parts += [torch.randn(own, 6, 2, 16) for _ in range(2)]
+    results = []
+    for dtype in (torch.float64, torch.bfloat16):
+        q, k, v, own_k, own_v = (part.bfloat16().to(dtype).requires_grad_() for part in parts)
+        if own:
+            found = chained_attention(q[rows], k, v, own_k, own_v, lengths, rows=rows)
+        else:
+            found = causal_attention(q, k, v, lengths, rows=rows)
+        (found * torch.linspace(-1, 1, 16, dtype=dtype)).sum().backward()
+        results.append([found, q.grad, k.grad, v.grad, *([own_k.grad, own_v.grad] if own else [])])
+    for wanted, given in zip(*results, strict=True):
+        error = (given.double() - wanted).norm() / wanted.norm()
+        assert 1e-6 < error < 0.01
+
+
+@pytest.mark.parametrize("own", [0, 2])
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("has_sinks", [False, True], ids=["no sinks", "sinks"])
-@pytest.mark.parametrize("way", ["dense", "dense, many scores", "fused"])
+@pytest.mark.parametrize("way", ["dense", "dense, many scores", "fused", "stacked"])
 def test_attention_for_some_rows_is_that_for_all(
     own: int, window: int | None, has_sinks: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ragged, "_is_fused", lambda q: way == "fused")
+    attend_by(way, monkeypatch)
     if way == "dense, many scores":
         monkeypatch.setattr(ragged, "_MOST_SCORES", 0)
     torch.manual_seed(own)

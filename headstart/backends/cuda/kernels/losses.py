@@ -9,31 +9,17 @@ n rows, S tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
+from headstart.backends.losses import Mixture, RowSums
 
 _BLOCK = 4096  # tokens at a time
 _WARPS = 8
 _FAR_BELOW = tl.constexpr(-1e30)
-
-
-@dataclass(frozen=True)
-class RowSums:
-    """Of n rows, each [n] fp32; NaN without labels, and without a p to compare with."""
-
-    log_norm: Tensor  # log of the soft-max's denominator
-    best: Tensor  # int64: place of the largest logit, the lowest of equal ones
-    label_log_prob: Tensor  # log q at the label's place
-    overlap: Tensor  # sum of min(p, q)
-    below: Tensor  # sum of q where q <= p
-    mass: Tensor  # sum of p
-    cross: Tensor  # sum of p * (log p - log q)
 
 
 def row_sums(
@@ -42,8 +28,7 @@ def row_sums(
     target: Tensor | None = None,
     target_norm: Tensor | None = None,
 ) -> RowSums:
-    """logits [n, S]; places [n] of the labels. target [n, S]: the trunk's logits, target_norm [n]
-    their normaliser, which may reach over more than S tokens."""
+    """See `LossKernels`."""
     rows, width = logits.shape
     assert logits.is_contiguous() and (target is None or target.is_contiguous())
     assert (target is None) == (target_norm is None)
@@ -57,16 +42,6 @@ def row_sums(
     return RowSums(numbers[0], best, *numbers[1:])
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """A gradient on logits: weights [n] of q, of p, of q where q <= p, and of the label."""
-
-    draft: Tensor
-    target: Tensor | None = None
-    below: Tensor | None = None
-    label: Tensor | None = None
-
-
 def mix_(
     logits: Tensor,
     log_norm: Tensor,
@@ -75,7 +50,7 @@ def mix_(
     target: Tensor | None = None,
     target_norm: Tensor | None = None,
 ) -> Tensor:
-    """Overwrite logits [n, S] with the gradient; the rest as in `row_sums`."""
+    """See `LossKernels`."""
     rows, width = logits.shape
     parts = (mixture.draft, mixture.target, mixture.below, mixture.label)
     weights = [None if part is None else part.float().contiguous() for part in parts]
