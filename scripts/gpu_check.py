@@ -70,7 +70,7 @@ EACH: list[dict[str, Any]] = [
     {"temperature": 0, "logprobs": 20, "logprobs_mode": "processed"},
 ]
 Drafts = int | Literal["auto", "copies", "vocab", "context"]
-COPYING = ("copies", "vocab", "context")
+COPYING: tuple[Drafts, ...] = ("copies", "vocab", "context")
 DRAFTS: tuple[Drafts, ...] = (0, 1, 2, 3, 4, 5, "auto", *COPYING)
 GRAMMAR_EVERY = 3  # requests
 REJECTING = SamplingParams(max_tokens=40, ignore_eos=True, acceptance="rejection", **WARM)
@@ -142,7 +142,7 @@ def answers(
     with_vocab = drafts == "vocab"
     engine = Engine(
         folder, device=device, dtype=dtype, kv_bytes=1 << 26,
-        speculate="auto" if drafts in ("copies", "vocab") else drafts,
+        speculate="auto" if drafts == "copies" or drafts == "vocab" else drafts,
         draft_vocab=[THIRD] if with_vocab else None, draft_vocab_own=8 if with_vocab else 0,
         max_batched_tokens=_BATCHED, max_running_requests=16,
     )  # fmt: skip
