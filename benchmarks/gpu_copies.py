@@ -9,9 +9,9 @@ calibrate --copy-length`). `--rate`: how often a draft of the head is right; che
 rates differ in their embedding only, which is exchanged. One engine with `auto` answers prompts of
 which that share stands in the prompt, by requests that leave the choice to it and by requests that
 draft from the head alone, in turns; the first turns warm up and capture. Every answer is checked
-against the cycle. Shown besides: how many tokens were copied, what finding copies took the host per
-round, which runs while the device works, and what going on with them takes the device. The last
-line is one JSON document.
+against the cycle. Shown besides: how many tokens were copied, what indexing prompts took the host
+per token that was read, what finding copies took it per round, which runs while the device works,
+and what going on with them takes the device. The last line is one JSON document.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def capture_seconds(engine: Engine) -> float:
 def play(
     engine: Engine, prompts: list[CopyPrompt], side: Literal["auto", "head"], tokens: int
 ) -> dict[str, float]:
-    """All prompts at once: tokens per second, and what finding copies took."""
+    """All prompts at once: tokens per second, and what indexing prompts and finding copies took."""
     params = SamplingParams(
         temperature=0, max_tokens=tokens, ignore_eos=True, draft_from=side, detokenize=False
     )
@@ -73,6 +73,7 @@ def play(
     assert sources is not None
     engine.pool.drop_cache()
     before, rounds = sources.copy_seconds, engine.stats.rounds.total()
+    indexing, read = sources.index_seconds, engine.stats.prompt_tokens
     copied, new = engine.stats.copied_accepted, capture_seconds(engine)
     started = time.perf_counter()
     results = engine.generate([one.ids for one in prompts], [params] * len(prompts))
@@ -85,6 +86,9 @@ def play(
         "seconds": seconds,
         "tokens_per_second": total / seconds,
         "copy_microseconds_per_round": 1e6 * (sources.copy_seconds - before) * len(prompts) / made,
+        "index_microseconds_per_prompt_token": (
+            1e6 * (sources.index_seconds - indexing) / (engine.stats.prompt_tokens - read)
+        ),
         "copied_share": (engine.stats.copied_accepted - copied) / total,
         "acceptance_length": total / made,
         "capture_seconds": capture_seconds(engine) - new,
@@ -130,6 +134,7 @@ def contest(
         f"({min(row['ratios']):.3f} to {max(row['ratios']):.3f}); copied "
         f"{row['auto']['copied_share']:.0%}, tokens of a round "
         f"{row['auto']['acceptance_length']:.2f} and {row['head']['acceptance_length']:.2f}, "
+        f"indexing prompts {row['auto']['index_microseconds_per_prompt_token']:.2f} us a token, "
         f"finding copies "
         f"{row['auto']['copy_microseconds_per_round']:.0f} us a round, new captures "
         f"{row['auto']['capture_seconds']:.1f} and {row['head']['capture_seconds']:.1f} s",

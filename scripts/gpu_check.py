@@ -1,13 +1,14 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
 python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] [--mixtures 20]
-    [--dtypes float32,bfloat16] [--drafts 0,3,auto,copies]
+    [--dtypes float32,bfloat16] [--drafts 0,3,auto,copies,vocab,context]
 
 mimo*3 has three modules; copies: every copy from the context that there is, right or wrong, beside
-requests that have none. Every setting by itself, then mixtures of them drawn at random, every third
-request under a grammar; prompts are read a few at a time, beside those that decode. Exits 1 if a
-token differs in fp64 or fp32; for bf16 it is only said. Beside copies, the rejection rule (whose
-texts depend on drafts) must write answers of full length.
+requests that have none; vocab: the same where the head has a draft vocabulary and own tokens;
+context: the same without a head. Every setting by itself, then mixtures of them drawn at random,
+every third request under a grammar; prompts are read a few at a time, beside those that decode.
+Exits 1 if a token differs in fp64 or fp32; for bf16 it is only said. Beside copies, the rejection
+rule (whose texts depend on drafts) must write answers of full length.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -30,6 +32,7 @@ from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
+from headstart.vocab.draft_vocab import DraftVocab
 
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
@@ -66,10 +69,12 @@ EACH: list[dict[str, Any]] = [
     {**WARM, "logprobs": 5, "top_p": 0.95},
     {"temperature": 0, "logprobs": 20, "logprobs_mode": "processed"},
 ]
-Drafts = int | Literal["auto", "copies"]
-DRAFTS: tuple[Drafts, ...] = (0, 1, 2, 3, 4, 5, "auto", "copies")
+Drafts = int | Literal["auto", "copies", "vocab", "context"]
+COPYING: tuple[Drafts, ...] = ("copies", "vocab", "context")
+DRAFTS: tuple[Drafts, ...] = (0, 1, 2, 3, 4, 5, "auto", *COPYING)
 GRAMMAR_EVERY = 3  # requests
 REJECTING = SamplingParams(max_tokens=40, ignore_eos=True, acceptance="rejection", **WARM)
+THIRD = DraftVocab(ids=tuple(range(0, 90, 3)), name="third")
 _BATCHED = 96  # rows of a pass: some prompts are read while others decode
 
 
@@ -102,16 +107,23 @@ def settings(num_mixtures: int) -> list[SamplingParams]:
     return [SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **own}) for own in EACH + mixed]
 
 
-def take_all(policy: DraftPolicy) -> None:
-    """Whatever rounds cost: one draft of the head, and every copy that there is."""
+def take_all(policy: DraftPolicy, of_head: int = 1) -> None:
+    """Whatever rounds cost: so many drafts of the head, and every copy that there is."""
+
+    def plan_round(
+        requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
+    ) -> PlannedRound:
+        head = {request: min(of_head, policy.room(request)) for request in requests}
+        return PlannedRound(head, {r: len(copy.tokens[:MAX_COPIED]) for r, copy in copies.items()})
 
     def plan(
         requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
     ) -> PlannedRound:
-        head = {request: min(1, policy.room(request)) for request in requests}
-        return PlannedRound(head, {r: len(copy.tokens[:MAX_COPIED]) for r, copy in copies.items()})
+        """For the host, which puts copies behind what the head drafts, right or wrong."""
+        planned = plan_round(requests, num_running, copies)
+        return replace(planned, head={**planned.head, **dict.fromkeys(copies, 0)})
 
-    patch.multiple(policy, plan=plan, plan_round=plan).start()
+    patch.multiple(policy, plan=plan, plan_round=plan_round).start()
 
 
 def to_copy_from(folder: Path, source: str, dtype: str) -> list[list[int]]:
@@ -127,12 +139,15 @@ def answers(
     folder: Path, device: str, dtype: str, drafts: Drafts, params: list[SamplingParams],
     first: Sequence[list[int]], grammar_every: int = GRAMMAR_EVERY,
 ) -> tuple[list[list[int]], Engine]:  # fmt: skip
+    with_vocab = drafts == "vocab"
     engine = Engine(
-        folder, device=device, dtype=dtype, speculate="auto" if drafts == "copies" else drafts,
-        kv_bytes=1 << 26, max_batched_tokens=_BATCHED, max_running_requests=16,
+        folder, device=device, dtype=dtype, kv_bytes=1 << 26,
+        speculate="auto" if drafts == "copies" or drafts == "vocab" else drafts,
+        draft_vocab=[THIRD] if with_vocab else None, draft_vocab_own=8 if with_vocab else 0,
+        max_batched_tokens=_BATCHED, max_running_requests=16,
     )  # fmt: skip
-    if drafts == "copies" and engine.policy is not None:
-        take_all(engine.policy)
+    if drafts in COPYING and engine.policy is not None:
+        take_all(engine.policy, of_head=0 if drafts == "context" else 1)
     names = []
     for number, own in enumerate(params):
         has_grammar = grammar_every and number % grammar_every == grammar_every - 1
@@ -155,7 +170,7 @@ def main() -> int:
     given = parser.parse_args()
     device, params = given.device, settings(given.mixtures)
     numbers: list[Any] = [
-        word if word in ("auto", "copies") else int(word) for word in given.drafts.split(",")
+        word if word in ("auto", *COPYING) else int(word) for word in given.drafts.split(",")
     ]
     failures = 0
     with tempfile.TemporaryDirectory() as work:
@@ -168,14 +183,14 @@ def main() -> int:
             for dtype in given.dtypes.split(","):
                 source = "cpu" if dtype != "bfloat16" else device
                 asked = {False: FIRST}
-                if "copies" in numbers:
+                if any(word in COPYING for word in numbers):
                     asked[True] = to_copy_from(folder, source, dtype)
                 reference = {
                     copies: answers(folder, source, dtype, 0, params, own)[0]
                     for copies, own in asked.items()
                 }
                 for drafts in numbers:
-                    copies = drafts == "copies"
+                    copies = drafts in COPYING
                     got, engine = answers(folder, device, dtype, drafts, params, asked[copies])
                     same = got == reference[copies]
                     failures += not same and dtype != "bfloat16"
@@ -191,7 +206,7 @@ def main() -> int:
                         failures += any(len(text) != 40 for text in texts)
                     verdict = "same" if same else "DIFFERENT"
                     by = engine.backend.name
-                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:6} {verdict:9} {rates}")
+                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:7} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

@@ -1,14 +1,18 @@
 """The engine on a GPU with hardly any memory: texts and log-probabilities of the CPU's engine.
 
 python scripts/gpu_pressure.py [--device cuda] [--variants mimo,qwen3_next,deepseek_v32]
-    [--requests 60] [--drafts 3,0] [--rows 24]
+    [--requests 60] [--drafts 3,0,copies] [--rows 24]
 
 Requests with beginnings in common come while others decode, and some leave in the middle. There is
 memory for two of the longest, so that blocks and states are taken away, found again by later
 requests, and computed anew. Every answer, or what there was of it, must be that of the CPU's engine
 without drafts, in float32; log-probabilities say that states and K/V behind a hit are those of a
-computation. In the end all memory must be free. Exits 1 if anything differs, or if no request lost
-its memory, none was found, or none left.
+computation. copies: every copy that there is, right or wrong, beside one draft of the head;
+prompts end as they begin, so that there is much to copy that is wrong, and the second half of the
+requests asks what the first did, whose answers can be copied. It asks for no log-probabilities,
+since beside those all requests of a captured round have as many rows. In the end
+all memory must be free. Exits 1 if anything differs, or if no request lost its memory, none was
+found, or none left; beside copies also if none was right, or none wrong.
 """
 
 from __future__ import annotations
@@ -20,10 +24,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from gpu_check import OWN, VARIANTS
+from gpu_check import OWN, VARIANTS, take_all
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
@@ -32,8 +36,11 @@ from headstart.engine.output import Completion
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 
+Drafts = int | Literal["copies"]
 _BLOCK, _TOKENS = 4, 40
 _LONGEST = 40  # tokens of a prompt, at most
+_AGAIN = 4  # tokens of a prompt that come twice where copies are drafted,
+_ANSWERS = 64  # and answers that later ones may copy from
 _HELD, _RUNNING = 2, 6  # requests that there is memory for, and that may run
 # States as small as blocks, or there would always be blocks for all requests that have one.
 _STATES = {
@@ -44,6 +51,7 @@ _SMALL: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _STATES),
     "bailing_moe_v3": {"head_dim": 16},
 }
+COUNTED = ("preemptions", "cached_tokens", "aborted")
 _TOLERANCE = 2e-3  # of log-probabilities: sums in another order
 
 
@@ -55,6 +63,7 @@ class Asked:
 
 
 def traffic(count: int, seed: int = 0) -> list[Asked]:
+    """Prompts with beginnings in common and ends of their own."""
     draw = random.Random(seed)
     stems = [[draw.randrange(2, 90) for _ in range(length)] for length in (6, 17, 30)]
     stems.append(stems[2][:19] + stems[0])
@@ -71,10 +80,22 @@ def traffic(count: int, seed: int = 0) -> list[Asked]:
     return asked
 
 
-def small(folder: Path, device: str, drafts: int, rows: int, kernels: Any) -> Engine:
+def to_copy_from(asked: Sequence[Asked]) -> list[Asked]:
+    """The first half of these, with prompts that end as they begin, and then the same again."""
+    first = [
+        replace(one, prompt=(*one.prompt, *one.prompt[:_AGAIN]))
+        for one in asked[: -(-len(asked) // 2)]
+    ]
+    again = [replace(one, params=replace(one.params, logprobs=None), stays=None) for one in first]
+    return [*first, *again[: len(asked) - len(first)]]
+
+
+def small(folder: Path, device: str, drafts: Drafts, rows: int, kernels: Any) -> Engine:
     """An engine whose memory holds two requests of the longest, and some states."""
     options: dict[str, Any] = {
-        "device": device, "dtype": "float32", "speculate": drafts, "block_size": _BLOCK,
+        "device": device, "dtype": "float32", "block_size": _BLOCK,
+        "speculate": "auto" if drafts == "copies" else drafts,
+        "draft_from_answers": _ANSWERS if drafts == "copies" else 0,
         "max_running_requests": _RUNNING, "max_batched_tokens": rows, "max_model_len": 128,
         "kernels": kernels,
     }  # fmt: skip
@@ -89,12 +110,18 @@ def small(folder: Path, device: str, drafts: int, rows: int, kernels: Any) -> En
         if (
             planned is not None
             and planned.num_blocks >= blocks
-            and (planned.num_states == 0 or planned.num_states >= _RUNNING + drafts)
+            and (
+                planned.num_states == 0
+                or planned.num_states >= _RUNNING + wide.options.usual_drafts
+            )
         ):
             break
         room = int(room * 1.05) + 1
     del wide
-    return Engine(folder, kv_bytes=room, **options)
+    engine = Engine(folder, kv_bytes=room, **options)
+    if drafts == "copies" and engine.policy is not None:
+        take_all(engine.policy)
+    return engine
 
 
 def run(engine: Engine, asked: Sequence[Asked], seed: int = 0) -> list[Completion]:
@@ -138,12 +165,28 @@ def difference(found: Completion, wanted: Completion) -> str | None:
     whole = found.finish_reason == "abort" or count == len(wanted.token_ids)
     if not whole or found.token_ids != wanted.token_ids[:count]:
         return f"tokens {found.token_ids} instead of {wanted.token_ids}"
+    if wanted.logprobs is None:
+        return None
     told = found.logprobs or []
     if len(told) != count:
         return f"{len(told)} log-probabilities of {count} tokens"
-    pairs = zip(told, (wanted.logprobs or [])[:count], strict=True)
+    pairs = zip(told, wanted.logprobs[:count], strict=True)
     apart = max((abs(one.logprob - other.logprob) for one, other in pairs), default=0.0)
     return f"log-probabilities {apart:.2g} apart" if apart > _TOLERANCE else None
+
+
+def faults(engine: Engine, found: Sequence[Completion], wanted: Sequence[Completion]) -> list[str]:
+    """What is wrong with answers, memory and what was to happen meanwhile."""
+    pairs = zip(found, wanted, strict=True)
+    wrong = [d for own, other in pairs if (d := difference(own, other)) is not None]
+    wrong += [f"no {name}" for name in COUNTED if not getattr(engine.stats, name)]
+    if engine.options.speculate == "auto":
+        right, made = engine.stats.copied_accepted, engine.stats.copied_drafts
+        if not 0 < right < made:
+            wrong.append(f"{right} of {made} copied drafts right")
+    if engine.pool.num_used:
+        wrong.append(f"{engine.pool.num_used} blocks are still held")
+    return wrong
 
 
 def main() -> int:
@@ -154,31 +197,32 @@ def main() -> int:
     parser.add_argument("--kernels", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--variants", default=",".join(v for v in VARIANTS if "*" not in v))
     parser.add_argument("--requests", type=int, default=60)
-    parser.add_argument("--drafts", default="3,0")
+    parser.add_argument("--drafts", default="3,0,copies")
     parser.add_argument("--rows", type=int, default=24, help="of a pass")
     given = parser.parse_args()
-    asked, failures = traffic(given.requests), 0
+    numbers: list[Drafts] = [
+        "copies" if word == "copies" else int(word) for word in given.drafts.split(",")
+    ]
+    failures = 0
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
             own = {**OWN.get(variant, {}), **_SMALL.get(variant, {})}
             folder = write_tiny(variant, Path(work) / variant, dtype="F32", **own)
-            wanted = alone(folder, asked)
-            for drafts in map(int, given.drafts.split(",")):
+            asked: list[Asked] = []
+            for drafts in numbers:
+                if not asked or drafts == "copies":
+                    asked = traffic(given.requests)
+                    if drafts == "copies":
+                        asked = to_copy_from(asked)
+                    wanted = alone(folder, asked)
                 engine = small(folder, given.device, drafts, given.rows, given.kernels)
-                found = run(engine, asked)
-                pairs = zip(found, wanted, strict=True)
-                wrong = [d for own, other in pairs if (d := difference(own, other)) is not None]
-                stats, counts = engine.stats, list[str]()
-                for name in ("preemptions", "cached_tokens", "aborted"):
-                    counts.append(f"{getattr(stats, name)} {name}")
-                    if not getattr(stats, name):
-                        wrong.append(f"no {name}")
-                if engine.pool.num_used:
-                    wrong.append(f"{engine.pool.num_used} blocks are still held")
+                wrong = faults(engine, run(engine, asked), wanted)
+                names = (*COUNTED, "copied_accepted") if drafts == "copies" else COUNTED
+                counts = ", ".join(f"{getattr(engine.stats, name)} {name}" for name in names)
                 failures += bool(wrong)
                 verdict = f"DIFFERENT: {wrong[0]}" if wrong else "same"
-                by = engine.backend.name
-                print(f"{variant:16} {by:5} K={drafts} {', '.join(counts)}: {verdict}", flush=True)
+                print(f"{variant:16} {engine.backend.name:5} K={drafts} {counts}: {verdict}",
+                      flush=True)  # fmt: skip
                 del engine
     name = torch.cuda.get_device_name() if given.device.startswith("cuda") else given.device
     print(f"{failures} failures on {name}, torch {torch.__version__}")

@@ -45,6 +45,10 @@ def run(
     ] = None,
     rule: Annotated[str, typer.Option("--rule", help="match or rejection.")] = "match",
     max_drafts: Annotated[int, typer.Option("--max-drafts", help="Largest K.")] = 8,
+    draft_from_answers: Annotated[
+        int,
+        typer.Option("--draft-from-answers", help="Copy from so many answers before, too."),
+    ] = 0,
     limit: Annotated[
         int | None, typer.Option("--limit", help="Score this many answers at most.")
     ] = None,
@@ -71,7 +75,7 @@ def run(
     options = PredictionOptions(
         head=head, vocab=vocab or shipped_vocab_of(model, head),  # as the engine would draft
         own=draft_vocab_own, temperature=temperature, rule=rule, max_drafts=max_drafts,
-        requests=requests,
+        requests=requests, draft_from_answers=draft_from_answers,
         bandwidth=bandwidth, bench=None if bench is None else read_document(bench),
         bench_name="" if bench is None else str(bench), weights=weights, device=device,
         dtype=dtype,

@@ -36,7 +36,8 @@ class DraftSources:
     copies: ContextDrafter
     drafter: Drafter | None = None
     max_drafts: int = MAX_DRAFTS  # of the head
-    copy_seconds: float = 0.0  # that finding copies took so far,
+    index_seconds: float = 0.0  # that indexing prompts as they are read took so far,
+    copy_seconds: float = 0.0  # that finding copies took, which indexes everything else,
     # and in rounds that the host drives all but the head's part: to choose, and to learn from it
     deciding_seconds: float = 0.0
 
@@ -52,6 +53,12 @@ class DraftSources:
             self._copy(request, copy, planned)
         self.deciding_seconds += time.perf_counter() - started - seconds
         return seconds
+
+    def read(self, request: Request, count: int) -> None:
+        """A step has read `count` tokens more of a request's prompt."""
+        started = time.perf_counter()
+        self.copies.read(request, count)
+        self.index_seconds += time.perf_counter() - started
 
     def look_ahead(self, requests: Sequence[Request]) -> None:
         """What requests in device rounds could copy, by the tokens that the host knows."""

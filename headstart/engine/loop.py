@@ -223,7 +223,7 @@ class Loop:
         if request.kept_states is not None:
             request.kept_states.read(work.start, rows[:valid])
         if self.sources is not None and work.start < request.num_prompt:
-            self.sources.copies.read(request, work.count)
+            self.sources.read(request, work.count)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
         if verdict is not None:

@@ -9,23 +9,28 @@ _INSTEAD = (
     "{title} {version} copies drafts from the context by {how} only in place of MTP, never beside "
     "it: a server has one method{source}. `headstart serve --speculate auto` has both"
 )
-_VLLM = " (vllm-project/vllm#46977)"
+# Engines that copy only in place of MTP: what a method is asked for by, each method with the first
+# release that takes it, and the issue that asks for more than one.
+_BY = {"vllm": "the method", "sglang": "--speculative-algorithm"}
+_METHODS = {
+    "vllm": {"ngram": "0", "ngram_gpu": "0.18.0", "suffix (needs arctic-inference)": "0.11.1"},
+    "sglang": {"NGRAM": "0.5.3"},
+}
+_SOURCES = {"vllm": " (vllm-project/vllm#46977)"}
 
 
 def about_copies(engine: str, version: str) -> list[str]:
     """How an engine drafts from the context, one line; none where it cannot."""
     title = ENGINE_TITLES[engine]
-    if engine == "vllm":
-        # Suffix decoding keeps trees of prompts and answers in a package of its own.
-        how = "the method ngram"
-        if is_at_least(version, "0.12.0"):
-            how += " or suffix (needs arctic-inference)"
-        return [_INSTEAD.format(title=title, version=version, how=how, source=_VLLM)]
-    if engine == "sglang":
-        if not is_at_least(version, "0.5.6"):
-            return []
-        how = "--speculative-algorithm NGRAM"
-        return [_INSTEAD.format(title=title, version=version, how=how, source="")]
+    methods = _METHODS.get(engine, {})
+    if known := [name for name, since in methods.items() if is_at_least(version, since)]:
+        names = " or ".join((", ".join(known[:-1]), known[-1]) if known[1:] else known)
+        return [
+            _INSTEAD.format(
+                title=title, version=version, how=f"{_BY[engine]} {names}",
+                source=_SOURCES.get(engine, ""),
+            )
+        ]  # fmt: skip
     if engine == "trtllm":
         return [
             f"{title} can copy from the context beside MTP: speculative_config.sa_config takes "

@@ -82,18 +82,20 @@ def head_speed(answers: Sequence[Matches], costs: Costs, requests: int, max_draf
 
 def host_speed(
     answers: Sequence[Matches], texts: Mapping[str, list[int]], times: RoundTimes, max_drafts: int,
-    source: DraftFrom,
+    source: DraftFrom, from_answers: int = 0,
 ) -> Played:  # fmt: skip
     """In rounds of the host, by the head ("head"), copies ("context") or both ("auto").
 
     The speed is that over an engine without a head; deciding counts. `texts` are token ids by
-    record.
+    record; copies come from so many earlier answers, too.
     """
     assert times.host is not None
     requests, has_head = times.requests, source != "context"
     table = RoundCosts(((requests, times.host.verify[source]),))
     play = HostPlay(
-        EngineOptions(speculate="auto" if has_head else "context"),
+        EngineOptions(
+            speculate="auto" if has_head else "context", draft_from_answers=from_answers
+        ),
         _with_head(table, times, requests, max_drafts) if has_head else table,
         times, max_drafts if has_head else 0, None if source == "head" else texts,
         times.host.deciding[source],
@@ -163,6 +165,7 @@ class Play:
         return 0.0
 
     def _end(self, answer: RunningAnswer) -> None:
+        answer.request.finish_reason = "length"  # whole: others may copy from it
         self._policy.forget(answer.request)
         if self._copies is not None:
             self._copies.forget(answer.request)

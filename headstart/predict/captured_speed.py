@@ -44,23 +44,26 @@ class _Outcome:
 
 def captured_speed(
     answers: Sequence[Matches], texts: Mapping[str, list[int]], costs: CapturedCosts,
-    requests: int, max_drafts: int, *, with_head: bool,
+    requests: int, max_drafts: int, *, with_head: bool, from_answers: int = 0,
 ) -> Played:  # fmt: skip
-    """Drafts from the context, beside the head or alone (`draft_from: context`)."""
-    return CapturedPlay(texts, costs, requests, max_drafts, with_head=with_head).run(answers)
+    """Drafts from the context, beside the head or alone (`draft_from: context`).
+
+    Also from so many earlier answers.
+    """
+    options = EngineOptions(speculate="auto", draft_from_answers=from_answers)
+    play = CapturedPlay(options, texts, costs, requests, max_drafts, with_head=with_head)
+    return play.run(answers)
 
 
 class CapturedPlay(Play):
     """A batch of answers that is kept full, round by round; the device drives rounds."""
 
     def __init__(
-        self, texts: Mapping[str, list[int]], costs: CapturedCosts, requests: int, max_drafts: int,
-        *, with_head: bool,
+        self, options: EngineOptions, texts: Mapping[str, list[int]], costs: CapturedCosts,
+        requests: int, max_drafts: int, *, with_head: bool,
     ):  # fmt: skip
         params = GREEDY if with_head else _CONTEXT
-        super().__init__(
-            EngineOptions(speculate="auto"), costs.table, requests, max_drafts, texts, params
-        )
+        super().__init__(options, costs.table, requests, max_drafts, texts, params)
         self._policy.use_rounds(costs.table, lambda count: costs.size)
         self._outcomes: dict[Request, _Outcome] = {}  # of the round under way
 

@@ -23,7 +23,7 @@ from headstart.predict.auto_speed import host_speed
 from headstart.predict.head_speed import LEAST_LEN, serving_of
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.answers import answers_of
-from headstart.simulate.copies import copied_lengths
+from headstart.simulate.copies import ReplayedCopies
 from headstart.simulate.matches import Matches, without_head
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Size
@@ -46,15 +46,17 @@ class ContextPrediction:
         """Lengths and speeds of copies alone, of all answers and by category, for JSON."""
         texts = {record.id: record.ids.tolist() for record in self.records}
         played, requests = None, self.options.requests
+        answers = self.options.draft_from_answers
         if self.times is not None:
-            played = host_speed(self.matches, texts, self.times, 0, "context")
+            played = host_speed(self.matches, texts, self.times, 0, "context", answers)
+        copies = ReplayedCopies.of(self.matches, texts, self.options.max_drafts, answers)
         progress(sum(map(len, texts.values())))
 
         def of(own: Sequence[Matches]) -> dict[str, Any]:
             speed = None if played is None else played.of(own)
             return {
                 **vars(Size.of([each.answer for each in own])),
-                "context_acceptance_length": copied_lengths(own, texts, self.options.max_drafts),
+                "context_acceptance_length": copies.lengths(own),
                 "context_speed_up": None if speed is None else speed.speed_up,
                 "context_copied_share": None if speed is None else speed.copied_share,
             }
@@ -63,7 +65,7 @@ class ContextPrediction:
         parts = {n: [m for m in self.matches if m.answer.category == n] for n in names}
         return {
             "explanation": "no head: drafts that are copied from the context alone, played over "
-            "the answers' own tokens",
+            f"the answers' own tokens{self.options.answers_copied}",
             "costs": self.origin, "requests": requests, "weights": self.options.weights,
             "context": {
                 "overall": of(self.matches),

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, get_args
+from typing import Any
 
 from headstart.backends.base import Backend
 from headstart.backends.select import check_formats, create_backend, held_as_stored, select
@@ -31,13 +31,10 @@ from headstart.models.build import (
     resolve_device,
     resolve_dtype,
 )
-from headstart.predict.auto_speed import Played, head_speed, host_speed
 from headstart.predict.bench_costs import bench_costs
-from headstart.predict.captured_speed import captured_speed
 from headstart.predict.options import PredictionOptions
-from headstart.sampling.params import DraftFrom
+from headstart.predict.plays import Plays
 from headstart.simulate.answers import mean_context
-from headstart.simulate.copies import copied_lengths
 from headstart.simulate.cost import best, predict
 from headstart.simulate.plan import Plan, make_plan
 from headstart.simulate.scoring import (
@@ -143,22 +140,13 @@ class HeadPrediction:
             result["by_category"][name] |= self._speeds(part, size, played)
         return {**result, **self._speeds(scores.overall, size, played)}
 
-    def _played(self, scored: Scored, size: int | None) -> dict[str, Played]:
-        """All answers by `auto`: with the head alone and, where it is known, with copies."""
+    def _played(self, scored: Scored, size: int | None) -> Plays | None:
+        """All answers by `auto`; None where they are not replayed."""
         if not scored.matches:
-            return {}
-        costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
-        most, matches, texts = len(scored.lengths) - 1, scored.matches, self._texts
-        if isinstance(costs, RoundTimes) and costs.host is not None:
-            sources = get_args(DraftFrom)
-            return {each: host_speed(matches, texts, costs, most, each) for each in sources}
-        played = {"head": head_speed(matches, costs, requests, most)}
-        if isinstance(costs, RoundTimes) and costs.captured is not None:
-            for name, with_head in (("auto", True), ("context", False)):
-                played[name] = captured_speed(
-                    matches, texts, costs.captured, requests, most, with_head=with_head
-                )
-        return played
+            return None
+        costs = self.costs.of(self.scorer.model, size)
+        most = len(scored.lengths) - 1
+        return Plays.of(scored.matches, self._texts, costs, self.options, most)
 
     @property
     def _copies(self) -> str:
@@ -167,31 +155,20 @@ class HeadPrediction:
             return "not predicted: rounds are played only where answers are replayed"
         costs = self.costs.of(self.scorer.model, None)
         if isinstance(costs, RoundTimes) and costs.host is not None:
-            return "played in rounds that were timed as whole steps"
+            return f"played in rounds that were timed as whole steps{self.options.answers_copied}"
         if isinstance(costs, RoundTimes) and costs.captured is not None:
-            return "played in captured rounds, by what `auto` timed; not checked on a GPU yet"
+            by = "in captured rounds, by what `auto` timed; not checked on a GPU yet"
+            return f"played {by}{self.options.answers_copied}"
         return "not predicted: such costs do not say what rows of copied drafts take"
 
-    def _speeds(
-        self, scored: Scored, size: int | None, played: Mapping[str, Played]
-    ) -> dict[str, Any]:
+    def _speeds(self, scored: Scored, size: int | None, played: Plays | None) -> dict[str, Any]:
         """The speed of every K, of the best one, and of `auto`."""
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
         if isinstance(costs, RoundTimes):
             costs = costs.at(mean_context([own.answer for own in scored.matches]))
         speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
         found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
-        if not played:
-            return found
-        found["context_acceptance_length"] = copied_lengths(
-            scored.matches, self._texts, len(speeds) - 1
-        )
-        own = {name: each.of(scored.matches) for name, each in played.items()}
-        for name, speed in own.items():
-            found[f"{name}_speed_up"] = None if speed is None else speed.speed_up
-            if name != "head" and speed is not None:
-                found[f"{name}_copied_share"] = speed.copied_share
-        return {"auto_speed_up": found["head_speed_up"], **found}
+        return found if played is None else {**found, **played.speeds(scored.matches)}
 
     @cached_property
     def _texts(self) -> dict[str, list[int]]:

@@ -27,6 +27,7 @@ class PredictionOptions:
     temperature: float | None = None  # None: that of the answers
     rule: str = "match"
     max_drafts: int = 8
+    draft_from_answers: int = 0  # answers before it that each may copy from
     requests: int = 1  # served at once
     bandwidth: float | None = None  # GB/s: costs from sizes
     bench: Mapping[str, Any] | None = None  # a report of `headstart bench`: costs from it
@@ -44,12 +45,22 @@ class PredictionOptions:
             raise ConfigError(
                 f"--requests is {self.requests}; give a number from 1 to {MAX_REQUESTS}."
             )
+        if self.draft_from_answers < 0:
+            raise ConfigError(
+                f"--draft-from-answers is {self.draft_from_answers}; give 0 or a number of answers."
+            )
         if self.own != 0:
             check_limit(self.own)
         if self.vocab is None:
             check_beside(self.own, "--vocab")
         if self.bandwidth is not None and self.bench is not None:
             raise ConfigError("--bandwidth and --bench both say what rounds cost. Drop one.")
+
+    @property
+    def answers_copied(self) -> str:
+        """Which other answers may be copied from, in words; nothing where none may."""
+        count = self.draft_from_answers
+        return f"; also from up to {count} answers before, in the order of the data" * bool(count)
 
     @property
     def is_timed(self) -> bool:

@@ -202,6 +202,16 @@ def test_rounds_copy_no_more_than_a_request_asks_for(
     assert engine.stats.fast_rounds and not engine.stats.slow_rounds
 
 
+def test_rounds_copy_from_other_answers_of_the_same_salt(folder: Path) -> None:
+    lone, params = [[9, 10, 11]], asked(unless_long(16, 24), temperature=0.8, seed=3)
+    engine = start(folder, draft_from_answers=2, max_running_requests=2)
+    take_all(engine, drafts=1, copied=16)
+    found = [run(engine, lone, params, cache_salt=salt) for salt in ("a", "a", "b")]
+    assert ids_of([one for (one,) in found]) == texts_of(folder, lone, params) * 3
+    first, again, other = (one.stats.copied_accepted for (one,) in found)
+    assert again > first + 3 and other == first and not engine.stats.slow_rounds
+
+
 def device_of(engine: Engine) -> CapturedRounds:
     assert engine.loop.rounds is not None
     device = engine.loop.rounds._device

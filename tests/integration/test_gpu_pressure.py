@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from support.tiny_fixture import Tiny
 
+from headstart.engine.options import EngineOptions
 from headstart.engine.output import Completion
-from headstart.engine.stats import RequestStats
+from headstart.engine.stats import EngineStats, RequestStats
 from headstart.errors import ConfigError
 from headstart.sampling.choose import TokenLogprob
 
@@ -37,6 +38,22 @@ def test_requests_lose_their_memory_find_others_and_leave(
     (line, last) = capsys.readouterr().out.splitlines()
     assert line.split()[:3] == ["qwen3_next", "torch", "K=3"] and line.endswith(": same")
     assert last.startswith("0 failures on cpu")
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_copies_are_drafted_with_hardly_any_memory(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WORDS[:-1], "copies", "--requests", "16", "--variants", "mimo"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert script.main() == 0
+    (line, _) = capsys.readouterr().out.splitlines()
+    assert line.split()[:3] == ["mimo", "torch", "K=copies"] and line.endswith(": same")
+    assert " copied_accepted" in line and " 0 " not in line
+    stats = EngineStats(preemptions=1, cached_tokens=1, aborted=1, copied_drafts=5)
+    options, pool = EngineOptions(speculate="auto"), SimpleNamespace(num_used=0)
+    engine = SimpleNamespace(stats=stats, options=options, pool=pool)
+    assert script.faults(engine, [], []) == ["0 of 5 copied drafts right"]
 
 
 def test_a_wrong_token_a_wrong_state_and_too_little_pressure_are_told(

@@ -554,6 +554,8 @@ def test_unusable_input_is_refused_with_what_to_do(
         scored(model, data, split="test")
     with pytest.raises(ConfigError, match="--max-drafts is 0"):
         scored(model, data, max_drafts=0)
+    with pytest.raises(ConfigError, match="--draft-from-answers is -1"):
+        scored(model, data, draft_from_answers=-1)
     with pytest.raises(ConfigError, match="bandwidth"):
         scored(model, data, bandwidth=-1.0)
     strange = tmp_path / "strange.json"
@@ -588,6 +590,8 @@ def test_of_a_model_without_a_head_copies_alone_are_scored(
     assert untimed["context"]["overall"]["context_speed_up"] is None
     assert untimed["context"]["overall"]["context_acceptance_length"][:4] == lengths
     assert "only rounds that are timed on a CPU" in untimed["costs"]
+    beside = scored(bare, data, draft_from_answers=4)
+    assert "from up to 4 answers before, in the order of the data" in beside["explanation"]
     command.run(model=str(bare), data=data, device="cpu", dtype="float64", bandwidth=100.0)
     shown = capsys.readouterr().out
     assert "tokens copied" in shown

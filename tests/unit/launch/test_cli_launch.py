@@ -29,7 +29,7 @@ def test_the_command_is_on_stdout_and_what_to_know_on_stderr(
     run(model=model, engine="vllm", options=LaunchOptions(), engine_version="0.27.1")
     out, err = capsys.readouterr()
     assert out.startswith(f"vllm serve {model}")
-    assert "by the method ngram or suffix (needs arctic-inference) only in place of MTP" in err
+    assert "by the method ngram, ngram_gpu or suffix (needs arctic-inference) only in" in err
     assert "note: K = 1" in err and "memory: head weights" in err and "warning: " in err
 
 

@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headstart.engine.auto.costs import Curve
+from headstart.engine.auto.costs import Curve, RoundCosts
 from headstart.engine.auto.host_times import Deciding, HostTimes
-from headstart.engine.auto.served_costs import RoundTimes
+from headstart.engine.auto.served_costs import CapturedCosts, RoundTimes
+from headstart.engine.options import MENU
 from headstart.predict.auto_speed import Speed, head_speed, host_speed
+from headstart.predict.captured_speed import captured_speed
 from headstart.sampling.params import DraftFrom
 from headstart.simulate.answers import Answer
+from headstart.simulate.copies import ReplayedCopies
 from headstart.simulate.cost import CostTable
 from headstart.simulate.matches import Matches
 
@@ -115,6 +118,48 @@ def test_an_answer_that_repeats_nothing_is_not_copied() -> None:
     assert alone.copied_share == 0 and alone.speed_up == pytest.approx(1, rel=0.01)
     beside = copies_of(False, source="auto", is_right=True)
     assert beside.copied_share == 0 and beside.speed_up == pytest.approx(4 / 1.3, rel=0.1)
+
+
+def two_alike() -> tuple[list[Matches], dict[str, list[int]]]:
+    """The second answer is the first one again; neither has anything in common with its prompt."""
+    texts = {name: [*range(start, start + 200), *range(200)]
+             for name, start in (("a", 200), ("b", 400))}  # fmt: skip
+    made = [Answer(record_id=name, prompt_id=name, start=200, stop=400) for name in texts]
+    return [Matches(one, torch.full((199, 3), fill_value=False)) for one in made], texts
+
+
+@pytest.mark.parametrize("source", ["context", "auto"])
+def test_answers_are_copied_by_those_that_come_after_them(source: DraftFrom) -> None:
+    matches, texts = two_alike()
+    for count, least in ((0, 0.0), (1, 0.8)):
+        played = host_speed(matches, texts, times(), 3, source, count)
+        first, second = (played.of([each]) for each in matches)
+        assert first is not None and first.copied_share == 0
+        assert second is not None and second.copied_share >= least
+        assert count or second.copied_share == 0
+
+
+def test_captured_rounds_copy_from_answers_too() -> None:
+    matches, texts = two_alike()
+    curve = tuple((k, 1.0 + 0.1 * k) for k in MENU)
+    table = RoundCosts(((1, curve),), passes=((8, 1.0), (12, 1.02), (64, 1.2)))
+    costs = CapturedCosts(table, 1)
+    for count in (0, 1):
+        played = captured_speed(matches, texts, costs, 1, 3, with_head=False, from_answers=count)
+        first, second = (played.of([each]) for each in matches)
+        assert first is not None and first.copied_share == 0
+        assert second is not None and (second.copied_share > 0.7) == (count > 0)
+
+
+def test_a_store_that_is_too_small_has_lost_the_answer() -> None:
+    """Lengths of copies alone, by number of drafts: the answer between took the only place."""
+    (first, again), texts = two_alike()
+    between = replace(first.answer, record_id="c", prompt_id="c")
+    texts["c"] = [*range(600, 1000)]
+    for count, last in ((1, 1.0), (2, 199 / (7 + 12))):  # eight tokens must agree, then 17 a round
+        found = ReplayedCopies.of([first, replace(first, answer=between), again], texts, 16, count)
+        assert found.lengths([again])[16] == pytest.approx(last, rel=0.1)
+        assert found.lengths([first])[16] == 1
 
 
 def test_copies_are_not_taken_where_rows_cost_too_much() -> None:
