@@ -28,9 +28,11 @@ _LAST_CHARACTERS, _LAST_TOKENS = 4000, 1000
 class DraftVocabs:
     """Named maps; empty where the whole vocabulary is all there is."""
 
-    def __init__(self, vocabs: Sequence[DraftVocab] = (), *, has_own: bool = False):
-        """has_own: whether requests draft tokens of their own text beside a map."""
-        self._has_own = has_own
+    def __init__(
+        self, vocabs: Sequence[DraftVocab] = (), *, vocab_size: int, has_own: bool = False
+    ):
+        """vocab_size: of the model. has_own: requests draft tokens of their own text, too."""
+        self._vocab_size, self._has_own = vocab_size, has_own
         self.by_name = {vocab.name: vocab for vocab in vocabs}
         if len(self.by_name) < len(vocabs):
             raise DataError(
@@ -41,18 +43,19 @@ class DraftVocabs:
     @classmethod
     def open(cls, source: Source | None, checkpoint: Checkpoint, own: int = 0) -> DraftVocabs:
         """Read and check against the model's vocabulary and tokenizer; own: tokens beside a map."""
+        vocab_size = int(checkpoint.config.get("vocab_size", 0))
         if source is None:
             check_beside(own, "--draft-vocab")
-            return cls()
+            return cls(vocab_size=vocab_size)
         sha = tokenizer_sha(checkpoint)
         vocabs = _vocabs(source)
         for vocab in vocabs:
             vocab.check(
-                vocab_size=int(checkpoint.config.get("vocab_size", 0)),
+                vocab_size=vocab_size,
                 tokenizer_sha=None if sha == ABSENT else sha,
                 where=f"{source}: map {vocab.name!r}" if isinstance(source, str | Path) else "",
             )
-        return cls(vocabs, has_own=own > 0)
+        return cls(vocabs, vocab_size=vocab_size, has_own=own > 0)
 
     def own_rules(self, limit: int, vocab_size: int) -> dict[str, OwnRule]:
         """By map: which tokens of its text a request drafts beside it; none where limit is 0."""
@@ -76,7 +79,10 @@ class DraftVocabs:
             return f"it has {len(new.ids)} tokens, the running one {len(running.ids)}"
         if self._has_own:
             return "requests draft tokens of their own beside the running one"
-        if new.tokenizer_sha != running.tokenizer_sha:
+        if new.ids[-1] >= self._vocab_size:
+            return f"it holds token {new.ids[-1]}, the model has 0 to {self._vocab_size - 1}"
+        shas = running.tokenizer_sha, new.tokenizer_sha
+        if None not in shas and shas[0] != shas[1]:
             return "it was made with another tokenizer than the running one"
         return None
 

@@ -173,8 +173,10 @@ def test_a_draft_vocabulary_that_does_not_fit_is_refused(tiny: Tiny) -> None:
     own = start(heads.weak_model, speculate=3, draft_vocab=[EVEN], draft_vocab_own=4)
     whole = start(heads.weak_model, speculate=3)
     fewer = DraftVocab.of(range(8), vocab_size=64)
+    outside = DraftVocab.of(range(40, 72))
     for wrong, vocab, words in (
         (engine, fewer, "it has 8 tokens, the running one 32"),
+        (engine, outside, "it holds token 71, the model has 0 to 63"),
         (own, ODD, "requests draft tokens of their own beside the running one"),
         (whole, ODD, "0 draft vocabularies run, and one can be replaced"),
     ):
