@@ -63,7 +63,7 @@ class MaskRows:
 
 @dataclass(frozen=True)
 class _Going:
-    """Grammars of one kind, by the indices of their requests; masks of all were found last."""
+    """Grammars of one kind that still follow their drafts, with the indices of their requests."""
 
     kind: type[BatchGrammar]
     indices: list[int]

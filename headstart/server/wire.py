@@ -14,6 +14,7 @@ import re
 import time
 import weakref
 from collections.abc import Coroutine, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -32,6 +33,8 @@ _LEAST_BYTES = 1 << 18
 _RECORD, _CYCLE = "headstart.record", "headstart.cycle"  # keys of a scope
 _QUIET = ("/health", "/load", "/metrics", "/ping")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
+# What parts are written with: names inside uvicorn, which another version may not have.
+_OF_CYCLE = attrgetter("flow.write_paused", "disconnected", "response_complete", "transport.write")
 DONE = b"data: [DONE]\n\n"
 _NAME = re.compile(r"[A-Za-z0-9_.:/=+-]{1,128}")
 _STREAM_HEADERS = [
@@ -208,7 +211,13 @@ class PartWriter:
     def of(cls, scope: Scope) -> PartWriter | None:
         """None where parts have no chunks of their own, or where another server runs the app."""
         cycle = scope[_CYCLE]() if _CYCLE in scope else None
-        return cls(cycle) if cycle is not None and scope["http_version"] == "1.1" else None
+        if cycle is None or scope["http_version"] != "1.1":
+            return None
+        try:
+            _OF_CYCLE(cycle)
+        except AttributeError:
+            return None
+        return cls(cycle)
 
     @property
     def is_ready(self) -> bool:
@@ -216,6 +225,8 @@ class PartWriter:
         return not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def write(self, data: bytes) -> None:
+        """Write a part, which has some bytes."""
+        assert data, "a chunk of no bytes would end the answer"
         self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 

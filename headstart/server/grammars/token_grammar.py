@@ -6,6 +6,7 @@ token.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ from headstart.sampling.masks import has_token, num_words, unpacked
 # Processor time that a grammar may take: a store that fills with every token.
 _STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
 _CHAIN_SECONDS = _STORE_SECONDS  # by the clock, after which a chain is followed no further
+# What calls raise where xgrammar has other handles or parameters: before anything has moved.
+_UNKNOWN = (AttributeError, TypeError)
+
+_log = logging.getLogger("headstart.server")
 
 
 @dataclass(frozen=True)
@@ -93,8 +98,7 @@ class TokenGrammar:
             rows = [row for row, grammar in enumerate(grammars) if not grammar._is_ended]
             going = [grammars[row] for row in rows]
         if going:
-            handles = [grammar._matcher._handle for grammar in going]
-            _batch().batch_fill_next_token_bitmask(handles, known, rows, False)
+            _batch().batch_fill_next_token_bitmask(_handles(going), known, rows, False)
         if not is_whole:
             out[:, :words], out[:, words:] = known, 0
         tokens.end_of(out)
@@ -217,8 +221,9 @@ class TokenGrammar:
 
 
 # The library lets go of Python's lock in every call. Another thread takes it then, and has it back
-# when it is done: one call for many is worth more than the time of its own that it saves. Handles
-# are what its own classes call; they would make a list of them, and read results one by one.
+# when it is done: one call for many is worth more than the time of its own that it saves. The
+# library's Python classes only wrap these handles and convert results one by one; calling directly
+# saves that. They are not its public interface: where they are gone, each matcher is asked.
 
 
 @cache
@@ -230,17 +235,35 @@ def _batch() -> Any:
 
 def _accept(grammars: Sequence[TokenGrammar], tokens: Sequence[int]) -> Sequence[bool]:
     """Let each take its token; whether it did."""
-    handles = [grammar._matcher._handle for grammar in grammars]
-    taken = _batch().batch_accept_token(handles, tokens, False)
+    try:
+        taken = _batch().batch_accept_token(_handles(grammars), tokens, False)
+    except _UNKNOWN:
+        _warn()
+        pairs = zip(grammars, tokens, strict=True)
+        return [bool(grammar._matcher.accept_token(token)) for grammar, token in pairs]
     return [True] * len(tokens) if 0 not in taken else [bool(each) for each in taken]
 
 
 def _rollback(grammars: Sequence[TokenGrammar]) -> None:
     """Each to the end of its answer."""
-    handles = [grammar._matcher._handle for grammar in grammars]
-    _batch().batch_rollback(handles, [len(grammar._ahead) for grammar in grammars])
+    try:
+        _batch().batch_rollback(_handles(grammars), [len(grammar._ahead) for grammar in grammars])
+    except _UNKNOWN:
+        _warn()
+        for grammar in grammars:
+            grammar._matcher.rollback(len(grammar._ahead))
     for grammar in grammars:
         grammar._ahead, grammar._is_ended = [], False
+
+
+def _handles(grammars: Sequence[TokenGrammar]) -> list[Any]:
+    return [grammar._matcher._handle for grammar in grammars]
+
+
+@cache  # every round would say it again
+def _warn() -> None:
+    """Log what was just caught."""
+    _log.warning("matchers of this xgrammar move on one by one; this is logged once", exc_info=True)
 
 
 class Allowance:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 
-from headstart.server.wire import GuardedConnection, PartWriter, begin_stream, send_part
+from headstart.server.wire import (
+    _CYCLE,
+    GuardedConnection,
+    PartWriter,
+    begin_stream,
+    send_part,
+)
 
 _ANSWER = 24 << 20  # more than the system's own buffers take
 
@@ -119,3 +126,33 @@ def test_parts_written_past_the_layers_come_in_order(
     text, _, count = body.rpartition(b"end ")
     assert text == b"".join(b"%d " % number * 40 for number in range(2000))
     assert int(count) in written
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["flow", "flow.write_paused", "disconnected", "response_complete", "transport.write", None],
+)
+def test_parts_go_through_all_layers_where_uvicorn_calls_things_differently(
+    gone: str | None,
+) -> None:
+    """Its names for these are no public interface."""
+    flow, transport = SimpleNamespace(write_paused=False), SimpleNamespace(write=None)
+    cycle = SimpleNamespace(
+        flow=flow, disconnected=False, response_complete=False, transport=transport
+    )
+    if gone is not None:
+        of, _, name = gone.rpartition(".")
+        delattr(getattr(cycle, of) if of else cycle, name)
+    parts = PartWriter.of({"http_version": "1.1", _CYCLE: lambda: cycle})
+    assert (parts is None) is (gone is not None)
+
+
+def test_a_part_has_some_bytes() -> None:
+    """A chunk of none would end the answer."""
+    written: list[bytes] = []
+    cycle: Any = SimpleNamespace(transport=SimpleNamespace(write=written.append))
+    parts = PartWriter(cycle)
+    parts.write(b"ab")
+    with pytest.raises(AssertionError, match="no bytes"):
+        parts.write(b"")
+    assert written == [b"2\r\nab\r\n"]

@@ -18,6 +18,7 @@ from headstart.engine.mask_batch import MaskRows
 from headstart.engine.round_grammars import RoundGrammars
 from headstart.errors import RequestError
 from headstart.sampling.masks import num_words
+from headstart.server.grammars import token_grammar
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import json_object, regex
 from headstart.server.grammars.token_grammar import TokenGrammar
@@ -294,6 +295,38 @@ def test_where_moving_together_fails_only_those_requests_end(
     assert all(own[0] for own in found.values())
     assert all(f"{method}() failed: RuntimeError" in str(each.error) for each in grammars)
     assert apart.error is None
+
+
+class OtherBatch:
+    """Calls for many matchers that take other arguments."""
+
+    def batch_accept_token(self, requests: Any) -> Any:
+        return failing()
+
+    batch_fill_next_token_bitmask = batch_rollback = batch_accept_token
+
+
+@pytest.mark.parametrize("way", ["nothing", "other arguments", "masks alone"])
+def test_where_xgrammar_has_no_such_calls_for_many_each_moves_on_by_itself(
+    way: str,
+    compiler: GrammarCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They are not its public interface; the log says so once."""
+    masked, grammars, asked = together(compiler)
+    wanted, real = alone(asked), token_grammar._batch()
+    filling = SimpleNamespace(batch_fill_next_token_bitmask=real.batch_fill_next_token_bitmask)
+    other = {"nothing": SimpleNamespace(), "other arguments": OtherBatch(), "masks alone": filling}
+    monkeypatch.setattr(token_grammar, "_batch", lambda: other[way])
+    token_grammar._warn.cache_clear()
+    assert masks_of(masked, asked) == wanted
+    assert masked.accept([(grammar, ids("ac")) for grammar in grammars]) == [2] * 4
+    behind = {i: (each, ids("ab")) for i, each in enumerate(grammars)}
+    assert masks_of(masked, behind) == alone(behind) != wanted
+    assert masked.accept([(each, ids("a")) for each in grammars]) == [1] * 4
+    assert all(grammar.error is None for grammar in grammars)
+    assert caplog.text.count("matchers of this xgrammar move on one by one") == 1
 
 
 def test_after_slow_rounds_grammars_are_asked_one_by_one_for_more_and_more(
