@@ -57,6 +57,7 @@ class Channel:
         self.jobs, self.name = jobs, name
         self._events: deque[Event] = deque()
         self._failure: Exception | None = None
+        self._is_own_failure = False  # raised by `push`, and so in no other channel
         self._wake = asyncio.Event()
         self._unfinished = len(jobs)
         self.is_cut = False  # whether its time was up before everything had come
@@ -90,7 +91,8 @@ class Channel:
         try:
             return self.push(event)
         except Exception as error:
-            self.fail(error)
+            self._failure, self._is_own_failure = error, True
+            self._wake.set()
             return True
 
     def fail(self, error: Exception) -> None:
@@ -100,8 +102,9 @@ class Channel:
     async def take(self) -> list[Event]:
         """All events since the last time, at least one; raises what the engine raised."""
         while not self._events:
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)  # others may have raised it, too
+            if (failure := self._failure) is not None:
+                # Of one that others raise as well, the traceback would name all of them.
+                raise failure if self._is_own_failure else failure.with_traceback(None)
             self._wake.clear()
             self._is_taking = True
             try:
@@ -129,13 +132,18 @@ class Inbox:
         """Something to be done without an answer."""
         self._calls.put(call)
 
-    def ask(self, work: Callable[[], T]) -> Future[T]:
-        """The same with its result, or what it raised; what is given up in time is not done."""
+    def ask(self, work: Callable[[], T], *, before: Callable[[], None] | None = None) -> Future[T]:
+        """The same with its result, or what it raised; what is given up in time is not done.
+
+        before: called ahead of it; what that raises is the thread's failure, and no answer.
+        """
         done: Future[T] = Future()
 
         def run() -> None:
             if not done.set_running_or_notify_cancel():
                 return
+            if before is not None:
+                before()
             try:
                 done.set_result(work())
             except Exception as error:

@@ -2,8 +2,9 @@
 
 Only this thread touches the engine, from loading to the end. The event loop sends it calls through
 an inbox. The results of a step go back with one call into the loop, however many requests they are
-for (`channels.py`). A step that raises ends the open requests with an error; the engine goes on if
-its state is consistent afterwards, and the thread ends if it is not.
+for (`channels.py`); where the device is one round ahead, they go when the next round is launched. A
+step that raises ends the open requests with an error; the engine goes on if its state is consistent
+afterwards, and the thread ends if it is not.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ class Worker:
             assert self.engine is not None
             return work(self.engine)
 
-        return self._inbox.ask(with_engine)
+        # Such work may take long, and what the last step gave must not wait for it.
+        return self._inbox.ask(with_engine, before=self._hand_out)
 
     async def call(self, work: Callable[[Engine], T]) -> T:
         """The same for the event loop."""
@@ -186,6 +188,7 @@ class Worker:
 
     def _drop(self, channel: Channel) -> None:
         assert self.engine is not None
+        self._hand_out()  # a request that has just ended has its result there
         for job in channel.jobs:
             if (found := self._open.get(job.id)) is not None and found.channel is channel:
                 del self._open[job.id]
@@ -217,24 +220,27 @@ class Worker:
         engine = self.engine
         assert engine is not None
         events: list[tuple[Channel, Event]] = []
-        for update in updates:
-            open_job = self._open.get(update.request_id)
-            if open_job is None:
-                continue
-            self.metrics.tokens(update.request_id, update.sample, len(update.token_ids))
-            open_job.num_tokens += len(update.token_ids)
-            result = self._result(engine, open_job) if update.finish_reason is not None else None
-            events.append((open_job.channel, Event(open_job.number, update, result)))
-        self._call_in_loop(_deliver, events)
+        try:
+            for update in updates:
+                open_job = self._open.get(update.request_id)
+                if open_job is None:
+                    continue
+                self.metrics.tokens(update.request_id, update.sample, len(update.token_ids))
+                open_job.num_tokens += len(update.token_ids)
+                is_end = update.finish_reason is not None
+                result = self._result(engine, open_job) if is_end else None
+                events.append((open_job.channel, Event(open_job.number, update, result)))
+        finally:  # whatever fails at one request, those before it have theirs
+            self._call_in_loop(_deliver, events)
 
     def _result(self, engine: Engine, open_job: _Open) -> Result | None:
         """The result, when the last sample has ended."""
         open_job.unfinished -= 1
         if open_job.unfinished:
             return None
-        del self._open[open_job.job.id]
         result = engine.collect(open_job.job.id)
         self.metrics.request_finished(result)
+        del self._open[open_job.job.id]  # only now: where these fail, the request fails with them
         if self.on_result is not None and open_job.job.learned_as is not None:
             try:
                 self.on_result(open_job.job, result)

@@ -158,9 +158,10 @@ def test_what_a_push_raises_ends_the_channel() -> None:
         waiting = asyncio.create_task(channel.take())
         await asyncio.sleep(0)
         channel.put(event())
-        with pytest.raises(EngineError, match="no token is left"):
+        with pytest.raises(EngineError, match="no token is left") as caught:
             await waiting
         assert len(calls) == 1
+        assert "push" in [entry.name for entry in caught.traceback], "the log shows where"
 
     asyncio.run(check())
 
@@ -212,3 +213,118 @@ def test_updates_go_out_when_the_device_has_its_next_round() -> None:
         "launched", "out [2]", "collected",
         "launched", "out [1]", "collected", "out [0]",
     ]  # fmt: skip
+
+
+Steps = list[tuple[str, str | None]]  # who gets a token, and how that ends it
+
+
+class _Held(_Ahead):
+    """One round ahead as well: each step gives tokens to some of its requests, or fails."""
+
+    def __init__(self, *steps: Steps | Exception) -> None:
+        super().__init__([])
+        self.left, self.steps = 1, [*steps]
+        self.scheduler = SimpleNamespace(running=[], waiting=[])
+        self.pool = SimpleNamespace(num_used=0, num_blocks=1)
+
+    def submit(self, asked: Asked, *, request_id: str, **options: Any) -> None:
+        self.calls.append(f"submit {request_id}")
+
+    def step(self) -> list[Update]:
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step  # before a round was launched
+        self.loop.meanwhile()
+        return [Update(name, 0, [7], "", [], [], cast(Any, end)) for name, end in step]
+
+    def cut(self, name: str, reason: str) -> None:
+        self.calls.append(f"cut {name}")
+
+    def abort(self, name: str) -> None:
+        self.calls.append(f"abort {name}")
+
+    def recover(self) -> None:
+        self.calls.append("recover")
+
+
+class _Loop:
+    """An event loop that is there at once."""
+
+    def is_closed(self) -> bool:
+        return False
+
+    def call_soon_threadsafe(self, call: Any, *arguments: Any) -> None:
+        call(*arguments)
+
+
+HELD: Steps = [("a", "stop"), ("b", None)]  # what the first step gives, and does not hand out
+
+
+def held(*steps: Steps | Exception, metrics: Any = None) -> tuple[Worker, _Held, list[Channel]]:
+    """A worker after its first step, with two requests."""
+    engine = _Held(HELD, *steps)
+    worker = Worker(lambda: cast(Engine, engine), metrics or cast(ServerMetrics, MagicMock()))
+    worker.engine, worker._loop = cast(Engine, engine), cast(Any, _Loop())
+    engine.loop.meanwhile = worker._hand_out
+    asked = cast(Asked, MagicMock(params=SimpleNamespace(n=1)))
+    channels = [Channel([Job(asked, learned_as="chat", id=name)]) for name in "ab"]
+    for channel in channels:
+        worker._add(channel)
+    worker._turn(worker.engine)
+    assert [came(channel) for channel in channels] == [[], []]
+    engine.calls.clear()
+    return worker, engine, channels
+
+
+def came(channel: Channel) -> list[str]:
+    """Events that nobody took: their end and whether they have a result; at last a failure."""
+    found = [f"{e.update.finish_reason} {e.result is not None}" for e in channel._events]
+    return found if channel._failure is None else [*found, "failed"]
+
+
+def test_a_request_that_has_just_ended_is_learned_from_although_its_client_leaves() -> None:
+    worker, engine, (first, other) = held()
+    learned: list[str] = []
+    worker.on_result = lambda job, result: learned.append(job.id)
+    worker._drop(first)
+    assert learned == ["a"] and engine.calls == []
+    assert came(first) == ["stop True"] and came(other) == ["None False"]
+
+
+def test_where_updates_do_not_go_out_requests_have_what_came_before_or_an_error() -> None:
+    """Two end, and the second one's numbers cannot be kept; the step fails with that."""
+
+    def finished(result: Result) -> None:
+        if result.request_id == "b":
+            raise ValueError("no such series")
+
+    metrics = MagicMock(request_finished=finished)
+    worker, engine, channels = held([("b", "stop")], [], metrics=metrics)
+    for _ in range(2):
+        worker._turn(cast(Engine, engine))
+    assert [came(channel) for channel in channels] == [["stop True"], ["None False", "failed"]]
+    assert engine.calls == ["recover"] and not worker._open
+
+
+def test_work_between_two_steps_waits_until_updates_went_out() -> None:
+    worker, _, channels = held()
+    seen = worker.between_steps(lambda own: [came(channel) for channel in channels])
+    assert came(channels[0]) == []
+    worker._inbox.take(wait=False)
+    assert seen.result(0) == [["stop True"], ["None False"]]
+
+
+def test_a_request_whose_time_is_up_has_what_the_last_step_gave() -> None:
+    """Its first token may be among that: it is then cut, and does not fail."""
+    worker, engine, channels = held()
+    for channel in channels:
+        worker._cut(channel, RuntimeError("too slow"))
+    assert engine.calls == ["cut b"], "a has ended by itself"
+    assert [came(channel) for channel in channels] == [["stop True"], ["None False"]]
+
+
+def test_what_a_step_gave_goes_out_although_the_next_one_fails() -> None:
+    worker, engine, channels = held(RuntimeError("no memory"))
+    worker._turn(cast(Engine, engine))
+    assert [came(channel) for channel in channels] == [["stop True"], ["None False", "failed"]]
+    assert engine.calls == ["recover"]
