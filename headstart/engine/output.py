@@ -1,8 +1,8 @@
 """What an engine hands back: emitted tokens, updates, results, counters.
 
-Tokens of a verdict are appended one by one until something ends the answer. Whatever comes after a
-stop is neither emitted nor kept, so an answer ends at the same token whether that token came alone
-or in the middle of a verified chunk.
+Tokens of a verdict are appended one by one until something ends the answer, and all at once where
+nothing but their text can end it. Whatever comes after a stop is neither emitted nor kept, so an
+answer ends at the same token whether that token came alone or in the middle of a verified chunk.
 """
 
 from __future__ import annotations

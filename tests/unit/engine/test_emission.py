@@ -1,7 +1,8 @@
-"""Tokens of a verdict are taken one by one, until something ends the answer."""
+"""Tokens of a verdict are taken one by one, or as if they were, until something ends the answer."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from headstart.data.detokenizer import Detokenizer
+from headstart.data.detokenizer import Decoder, Detokenizer
+from headstart.engine import output
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import emit, update_since
 from headstart.engine.request import Request, origins
@@ -47,12 +49,29 @@ class Allowing:
         return Allowing(*self._tokens, breaks_at=self._breaks_at)
 
 
-def request(max_tokens: int = 50, **settings: Any) -> Request:
+class Pieces:
+    """As a byte-level tokenizer: a token is some bytes, maybe half a character; one has none."""
+
+    decoder = "ByteLevel()"
+    pieces = (b"", b" the", b"a", b"\n", b"\xc3\xa9", b"\xa9", b"\xe3\x81", b"\x82")
+
+    @property
+    def backend_tokenizer(self) -> Pieces:
+        return self
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return b"".join(self.pieces[token] for token in tokens).decode(errors="replace")
+
+
+NO_PIECE = len(Pieces.pieces)
+
+
+def request(max_tokens: int = 50, tokenizer: Decoder | None = None, **settings: Any) -> Request:
     params = SamplingParams(temperature=0, **settings)
     own = Request("g/0", [1, 2], params, 0, max_tokens, frozenset({END}), 0, group="g")
     own.text = Detokenizer(
-        Characters(), params.stop, skip_special=True, keep_stop=params.include_stop_str_in_output,
-        min_tokens=params.min_tokens,
+        tokenizer or Characters(), params.stop, skip_special=True,
+        keep_stop=params.include_stop_str_in_output, min_tokens=params.min_tokens,
     )  # fmt: skip
     return own
 
@@ -96,6 +115,59 @@ def test_an_answer_ends_at_the_same_token_alone_and_in_a_chunk() -> None:
         while own.finish_reason is None:
             emit(own, verdict(rest[own.num_output :][: len(chunk)]))
         assert (shown(own), own.stop_reason) == ("abc", "bc")
+
+
+def turn(own: Request, tokens: list[int], *, is_accepted: bool) -> tuple[Any, ...]:
+    """What a verdict of these adds; is_accepted: by the grammar, before they are emitted."""
+    given, before = verdict(tokens, logprobs=True), own.num_output
+    if is_accepted and own.grammar is not None:
+        given = replace(given, grammar_tokens=own.grammar.accept_all(tokens))
+    emit(own, given)
+    assert own.text is not None
+    return update_since(own, before), own.text.text, own.tokens
+
+
+def test_a_chunk_at_once_is_what_its_tokens_are_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever ends the answer: an end, a stop string, its length, its grammar, its tokenizer."""
+    draw, tokenizer, takes_all = random.Random(5), Pieces(), output._takes_all
+    at_once, ends = list[bool](), set[tuple[str, bool]]()
+
+    def watched(own: Request, given: Verdict) -> bool:
+        at_once.append(takes_all(own, given))
+        return at_once[-1]
+
+    while len(at_once) < 200:
+        settings: dict[str, Any] = {
+            "max_tokens": draw.choice([3, 12, 40]), "min_tokens": draw.choice([0, 0, 3]),
+            "stop": draw.choice([(), (), (), ("aa",), ("\u3042",)]),
+        }  # fmt: skip
+        breaks_at, has_grammar = draw.choice([None, 3]), draw.random() < 0.3
+        pair = [request(tokenizer=tokenizer, **settings) for _ in range(2)]
+        for own in pair if has_grammar else ():
+            own.grammar = GuardedGrammar(Allowing(*range(8), breaks_at=breaks_at), VOCAB)
+        while pair[0].finish_reason is None:
+            tokens = [draw.randint(1, NO_PIECE - 1) for _ in range(draw.randint(1, 4))]
+            if draw.random() < 0.1:
+                tokens[draw.randrange(len(tokens))] = draw.choice([END, NO_PIECE, NOTHING_ALLOWED])
+            is_accepted, found = draw.random() < 0.7, list[tuple[Any, ...]]()
+            for own, way in zip(pair, (watched, lambda *_: False), strict=True):
+                monkeypatch.setattr(output, "_takes_all", way)
+                found.append(turn(own, tokens, is_accepted=is_accepted))
+            assert found[0] == found[1], (tokens, settings, breaks_at, has_grammar)
+        ends.add((str(pair[0].finish_reason), at_once[-1]))
+    assert 50 < sum(at_once) < 150
+    assert ends == {("stop", False), ("length", False), ("error", False), ("error", True)}
+
+
+def test_tokens_behind_one_without_a_text_are_dropped() -> None:
+    own = request(tokenizer=Pieces())
+    emit(own, verdict([2, NO_PIECE, 2], logprobs=True))
+    update = update_since(own, 0)
+    assert (update.token_ids, update.text, update.finish_reason) == ([2, NO_PIECE], "a", "error")
+    assert len(update.logprobs) == len(update.origins) == 2
+    assert update.error is not None and "the tokenizer of the model fails" in update.error
 
 
 def test_a_stop_string_may_stay_in_the_text() -> None:
