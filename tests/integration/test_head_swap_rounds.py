@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.engine_runs import greedy, ids_of
+from support.kernel_runs import BLOCK_BYTES
 from support.long_runs import unless_long
 from support.swapped_heads import acceptance, answered, bits_of, heads_of
 from support.tiny_fixture import Tiny
@@ -43,3 +44,18 @@ def test_texts_stay_and_drafts_are_those_of_the_new_head(tiny: Tiny, draft_weigh
     good = [acceptance(own, PROMPTS[1:4:2], asked) for own in (engine, fresh)]
     assert good[0] == good[1] and weak != good[0] != other
     assert bits_of(engine) == bits_of(fresh)
+
+
+def test_texts_stay_through_swaps_preemptions_and_prefix_hits(tiny: Tiny) -> None:
+    """Memory is short and the first and third prompt begin alike; greedy and seeded in turns."""
+    heads = heads_of(model(tiny))
+    params = [greedy(8), settings(8)[1], greedy(8)]
+    plain = start(heads.model, "off", speculate=0)
+    wanted = ids_of(plain.generate(PROMPTS[:3], params))
+    engine = start(heads.model, "on", kv_bytes=12 * BLOCK_BYTES)
+    assert engine.backend.name == "cuda"
+    assert answered(engine, PROMPTS[:3], params, [heads.weak, heads.good], every=3) == wanted
+    stats = engine.stats
+    assert engine.head_version == 2 and not engine.loop.rounds.requests
+    assert stats.preemptions > 0 and stats.cached_tokens > 0
+    assert stats.fast_rounds > 0 and sum(stats.acceptance.accepted) > 0
