@@ -11,6 +11,9 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import torch
+
+from headstart.backends.losses import Mixture
 from headstart.backends.numba.compiler import why_missing
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
@@ -43,8 +46,20 @@ def compile_others() -> None:
     from headstart.backends.numba.latent import latent_attention
     from headstart.backends.numba.products import int8_product
 
+    compile_losses()
     for each in (int8_product, group_product, experts, delta_net, latent_attention):
         assert each.address
+
+
+def compile_losses() -> None:
+    """Of rows in both precisions, with and without a distribution to compare with."""
+    from headstart.backends.numba.losses import mix_, row_sums
+
+    for dtype in (torch.bfloat16, torch.float32):
+        logits, places = torch.zeros(2, 8, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+        norm = row_sums(logits).log_norm
+        row_sums(logits, places, logits, norm)
+        mix_(logits, norm, Mixture(norm), places)
 
 
 def start() -> None:
