@@ -238,8 +238,8 @@ def test_int8_weights_draft_and_decode_the_same_text(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["mlp.up_proj.input_scale"], "activations stay unquantised here; not used: model.layers"),
-        (["self_attn.k_scale", "self_attn.v_scale"], "keys and values stay unquantised here"),
+        (["mlp.up_proj.input_scale"], "scales of activations are not used (rows that are rounded"),
+        (["self_attn.k_scale", "self_attn.v_scale"], "scales of keys and values are not used ("),
         (["mlp.up_proj.weight_scale"], "not applied, their weights are stored unquantised: model"),
     ],
     ids=["activations", "K/V", "stale"],
@@ -257,12 +257,28 @@ def test_scales_that_are_not_used_are_told(
     assert not any("not used" in note for note in start(checkpoint(tiny)).notes)
 
 
-def test_a_scale_of_nothing_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    def add(own: Tensors) -> None:
-        own["model.layers.0.mlp.router.weight_scale"] = torch.tensor([5.0])
+@pytest.mark.parametrize("name", ["mlp.router.weight_scale", "mlp.up_proj.weight_zp"])
+def test_a_scale_of_nothing_is_refused(name: str, tiny: Tiny, tmp_path: Path) -> None:
+    """And a zero point that its weight is not read with."""
 
-    with pytest.raises(UnexpectedTensor, match="router"):
+    def add(own: Tensors) -> None:
+        own[f"model.layers.0.{name}"] = torch.tensor([5.0])
+
+    with pytest.raises(UnexpectedTensor, match=name):
         start(edited(checkpoint(tiny), tmp_path / "s", change=add))
+
+
+@pytest.mark.parametrize("field", ["rotation_config", "spinquant_config"])
+def test_turned_weights_are_refused(field: str, tiny: Tiny, tmp_path: Path) -> None:
+    """At the top level of the config, where AutoRound writes it beside weights that are plain."""
+    turned = {field: {"algorithm": "hadamard"}}
+    folder = edited(checkpoint(tiny), tmp_path / "t", change_config=lambda c: c.update(turned))
+    with pytest.raises(UnsupportedFamily, match=f"^{field} asks for turns of activations"):
+        start(folder)
+    inside = {"quantization_config": {"quant_method": "auto-round", **turned}}
+    folder = edited(checkpoint(tiny), tmp_path / "i", change_config=lambda c: c.update(inside))
+    with pytest.raises(UnsupportedFamily, match=f"^quantization_config.{field} asks for turns"):
+        start(folder)
 
 
 @pytest.mark.parametrize(

@@ -713,7 +713,7 @@ def test_scales_that_no_weight_of_a_head_uses_are_told_or_refused(
         return edited(model, tmp_path / name, change=lambda own: own.update(extra))
 
     told = Checkpoint.open(broken("input_scale"))
-    stay = "activations stay unquantised here; not used: "
+    stay = "scales of activations are not used "
     assert [c for c in dequantize(open_head(told.folder)).changes if c.startswith(stay)]
     notes = build_model(told, device="cpu", dtype="float32").notes
     assert [note for note in notes if note.startswith(f"head: {stay}")]

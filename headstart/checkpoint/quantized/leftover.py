@@ -9,11 +9,13 @@ from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import UnsupportedFamily, some
 
-# Scales of what stays in full precision here: activations, keys and values.
+# What is said of scales that belong to no weight, and their names.
 _UNUSED_SCALES = {
-    "activations": ("input_scale", "input_global_scale"),
-    "keys and values": ("k_scale", "v_scale", "q_scale", "kv_scale"),
-}
+    "scales of activations are not used (rows that are rounded get scales of their own)":
+        ("input_scale", "input_global_scale"),
+    "scales of keys and values are not used (--kv-dtype fp8 makes its own)":
+        ("k_scale", "v_scale", "q_scale", "kv_scale"),
+}  # fmt: skip
 
 
 def weights_among(
@@ -39,10 +41,10 @@ def weights_among(
     result.update(quantized)
     used = {name for weight in quantized.values() for name in weight.tensors}
     left = [name for name in tensors if is_scale(name) and name not in used]
-    for what, endings in _UNUSED_SCALES.items():
+    for words, endings in _UNUSED_SCALES.items():
         own = [name for name in left if name.rpartition(".")[2] in endings]
         if own:
-            notes.append(f"{what} stay unquantised here; not used: {some(own)}")
+            notes.append(f"{words}: {some(own)}")
         left = [name for name in left if name not in own]
     stale = [name for name in left if name in beside]
     if stale:

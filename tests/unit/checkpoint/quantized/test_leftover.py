@@ -41,10 +41,12 @@ def test_scales_of_activations_are_told_and_others_are_left() -> None:
     stored = {
         "a.weight": fp8(4, 4), "a.weight_scale": torch.ones(4, 1), "a.input_scale": torch.ones(1),
         "a.k_scale": torch.ones(1), "a.weight_scale_2": torch.ones(1), "b.scales": torch.ones(1),
+        "a.weight_zp": torch.ones(1),
     }  # fmt: skip
     names, left, notes = sorted_out(stored)
-    assert names == {"a.weight"} and left == ["a.weight_scale_2", "b.scales"]
+    assert names == {"a.weight"} and left == ["a.weight_scale_2", "b.scales", "a.weight_zp"]
     assert notes == [
-        "activations stay unquantised here; not used: a.input_scale",
-        "keys and values stay unquantised here; not used: a.k_scale",
+        "scales of activations are not used (rows that are rounded get scales of their own): "
+        "a.input_scale",
+        "scales of keys and values are not used (--kv-dtype fp8 makes its own): a.k_scale",
     ]
