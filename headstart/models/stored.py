@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headstart.checkpoint.config import Config
-from headstart.checkpoint.quantized.described import quantization_of
+from headstart.checkpoint.quantized.described import quantization_of, refuse_turned
 from headstart.checkpoint.quantized.leftover import weights_among
 from headstart.checkpoint.quantized.names import packed_names
 from headstart.checkpoint.quantized.reading import quantized_weights
@@ -38,6 +38,7 @@ def trunk_tensors(
         notes.append(f"text only: {len(vision)} tensors of the vision part are not loaded")
     left_out = {*head, *vision}
     stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in left_out}
+    refuse_turned(checkpoint)
     quantized = quantized_weights(stored, quantization_of(checkpoint))
     result, left = weights_among(stored, quantized, notes)
     # Scales that nothing was read with are refused by name when the trunk is filled.

@@ -5,7 +5,8 @@ Which modules are quantised is not asked here: that is decided by what is stored
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -28,8 +29,13 @@ _AUTO_ROUND: dict[str, tuple[Packing, bool]] = {
     "auto_round:awq": ("awq", False),
 }
 _AUTO_ROUND_METHODS = ("auto-round", "auto_round", "intel/auto-round")
-# Turns of activations that an engine would have to make while it computes.
-_TURNS = ("transform_config", "rotation")
+# data_type of AutoRound whose tensors are told by their names and types; of mx_int they are not,
+# since bytes of two integers look like bytes of two 4-bit floats.
+_AUTO_ROUND_TYPES = re.compile(r"(?:(?:opt_)?rtn_)?(?:int|fp|block_fp8|mx_fp|nv_fp)")
+# Turns of activations that an engine would have to make while it computes. AutoRound's lie at the
+# top level of config.json where there is no quantization_config.
+_AUTO_ROUND_TURNS = ("rotation_config", "spinquant_config")
+_TURNS = ("transform_config", "rotation", *_AUTO_ROUND_TURNS)
 # format of compressed-tensors -> parameter and dtype that it stores; None: of several kinds
 _STORED_AS: dict[str, tuple[str, str] | None] = {
     "pack-quantized": ("weight_packed", "I32"),
@@ -107,17 +113,26 @@ def described(module: str, quantization: Mapping[str, Any]) -> Described:
     return result
 
 
+def refuse_turned(model: Checkpoint) -> None:
+    """Refuse a model whose config says that weights were turned, be they quantised or plain."""
+    _refuse_turns(quantization_of(model))
+    _refuse_any(model.config.raw, _AUTO_ROUND_TURNS, "")
+
+
 def _refuse_turns(quantization: Mapping[str, Any]) -> None:
     meta = quantization.get("meta")
     for part in (quantization, meta if isinstance(meta, dict) else {}):
-        for field in _TURNS:
-            value = part.get(field)
-            if any(value.values()) if isinstance(value, dict) else value:
-                raise UnsupportedFamily(
-                    f"quantization_config.{field} asks for turns of activations (or weights that "
-                    "were turned), which is not computed here; expected none. Take another "
-                    "quantisation of the model."
-                )
+        _refuse_any(part, _TURNS, "quantization_config.")
+
+
+def _refuse_any(part: Mapping[str, Any], fields: Iterable[str], path: str) -> None:
+    for field in fields:
+        value = part.get(field)
+        if any(value.values()) if isinstance(value, dict) else value:
+            raise UnsupportedFamily(
+                f"{path}{field} asks for turns of activations (or weights that were turned), "
+                "which is not computed here; expected none. Take another quantisation of the model."
+            )
 
 
 def _awq(found: Described, fields: Mapping[str, Any]) -> Described:
@@ -143,8 +158,14 @@ def _gptq(module: str, found: Described, fields: Mapping[str, Any]) -> Described
 
 
 def _auto_round(module: str, found: Described, fields: Mapping[str, Any]) -> Described:
-    form = str(fields.get("packing_format"))
-    if form.endswith("llm_compressor") or ":fp8" in form:
+    kind = fields.get("data_type")
+    if kind is not None and not _AUTO_ROUND_TYPES.match(str(kind)):
+        raise UnsupportedFamily(
+            f"data_type is {kind!r} of auto-round ({module}), which is not read here; expected "
+            "int, fp, mx_fp or nv_fp. Take another quantisation of the model."
+        )
+    form = str(fields.get("packing_format") or "")
+    if form.endswith("llm_compressor") or ":fp8" in form or not form:
         return found  # tensors of compressed-tensors, or FP8: their names tell
     if form not in _AUTO_ROUND:
         raise UnsupportedFamily(

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, TensorSource]
 POWERS = ("U8", "F8_E8M0")  # types of scales that are exponents of two
 _RANKS = (2, 4, 8, 16)  # numbers of devices that a fused qkv_proj is stored for
+# Codes of the largest numbers, without the sign: greater ones are infinite or no numbers.
+_LARGEST = {"F8_E4M3": 0x7E, "F8_E5M2": 0x7B}
+_SIGN = 0x80
 
 
 def fp8(name: str, scale_name: str, tensors: Tensors, config: Described) -> StoredWeight:
@@ -43,6 +46,11 @@ def fp8(name: str, scale_name: str, tensors: Tensors, config: Described) -> Stor
         import torch
 
         scales = load_scales(scale_name, scale).to(torch.float32)
+        if bool((scales < 0).any()):  # no package stores such
+            raise BrokenFile(
+                f"{scale_name} holds a scale below 0 beside {name}, which is FP8; expected the "
+                "size of its largest value. Download the checkpoint again."
+            )
         if block is None:
             own = scales.reshape(-1).expand(prod(weight.shape[:-1]))
             own = own[number * count : (number + 1) * count]
@@ -51,7 +59,7 @@ def fp8(name: str, scale_name: str, tensors: Tensors, config: Described) -> Stor
 
         def read(start: int, stop: int) -> Fp8Weight | torch.Tensor:
             first = number * count
-            part = load(rows(flat, first + start, first + stop))
+            part = _load_codes(name, rows(flat, first + start, first + stop))
             if block is None:
                 held = Fp8Weight(part, own[start:stop].contiguous())
                 return held if is_ours else held.dequantized(torch.float32)
@@ -182,11 +190,29 @@ def _read_as_values(
         def read(start: int, stop: int) -> torch.Tensor:
             first, last = number * count + start, number * count + stop
             scales = load_scales(names[1], rows(scale, first, last))
-            return values(load(rows(weight, first, last)), scales, number)
+            return values(_load_codes(names[0], rows(weight, first, last)), scales, number)
 
         return read
 
     return StoredWeight(name, shape, "values", words, names, matrix)
+
+
+def _load_codes(name: str, source: TensorSource) -> torch.Tensor:
+    """Small floats as they are stored; BrokenFile where one of 8 bits is no finite number."""
+    import torch
+
+    codes, largest = load(source), _LARGEST.get(source.dtype)
+    if largest is None or not codes.numel():
+        return codes
+    # Positive codes are the largest of signed bytes, negative ones of unsigned bytes: two passes
+    # over them that write nothing.
+    high, low = codes.view(torch.int8).amax(), codes.view(torch.uint8).amax()
+    if int(high) > largest or int(low) > largest + _SIGN:
+        raise BrokenFile(
+            f"{name} holds {source.dtype} codes that are no finite numbers. Download the "
+            "checkpoint again."
+        )
+    return codes
 
 
 def _group(

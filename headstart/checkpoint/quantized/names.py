@@ -21,9 +21,9 @@ PACKED = ("weight", "weight_packed", "qweight", "weight_q")
 # what may stand beside it
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _COMPANIONS = (
-    *SCALES, "weight_scale_2", "input_scale", "weight_shape", "weight_zero_point", "qzeros",
-    "scales", "g_idx", "weight_g_idx", "input_global_scale", "weight_global_scale", "k_scale",
-    "v_scale", "biases",
+    *SCALES, "weight_scale_2", "input_scale", "weight_shape", "weight_zero_point", "weight_zp",
+    "qzeros", "scales", "g_idx", "weight_g_idx", "input_global_scale", "weight_global_scale",
+    "k_scale", "v_scale", "biases",
 )  # fmt: skip
 
 

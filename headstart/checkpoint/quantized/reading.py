@@ -31,6 +31,8 @@ from headstart.checkpoint.source import TensorSource
 from headstart.errors import BadConfig, MissingTensor, ShapeMismatch, UnsupportedFamily
 
 Tensors = Mapping[str, TensorSource]
+# Beside a weight they stand for schemes that are not read: ModelOpt's AWQ, bitsandbytes.
+_REFUSED = ("pre_quant_scale", "SCB", "weight.absmax")
 
 
 def quantized_weights(
@@ -77,14 +79,14 @@ def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
     source = tensors[name]
     _check_matrix(name, source, (2,) if parameter == "qweight" else (2, 3))
     _check_said(name, source, config)
+    refuse = _refusal(name, source, config)
+    if any(f"{module}.{other}" in tensors for other in _REFUSED):
+        raise refuse
     if parameter == "qweight" and source.dtype == "I32":
         return _by_config(name, module, tensors, config)
     if parameter == "weight_packed":
         return _packed(name, module, tensors, config)
     scale = scale_of(name, tensors)
-    refuse = _refusal(name, source, config)
-    if any(f"{module}.{other}" in tensors for other in ("pre_quant_scale", "SCB", "weight.absmax")):
-        raise refuse
     if scale is None:
         if source.dtype.startswith("F8"):
             raise MissingTensor(
@@ -127,8 +129,8 @@ def _by_config(name: str, module: str, tensors: Tensors, config: Described) -> S
     if config.packing is None:
         raise UnsupportedFamily(
             f"{name} may be packed by AWQ or GPTQ and the config names {config.method or 'neither'}"
-            "; expected quant_method awq, gptq or auto-round. Take config.json and weights from "
-            "one release."
+            "; expected quant_method awq or gptq, or auto-round with a packing_format of integers. "
+            "Take config.json and weights from one release."
         )
     return (integers.awq if config.packing == "awq" else integers.gptq)(module, tensors, config)
 

@@ -19,6 +19,9 @@ CODES = torch.randint(0, 16, (8, 64), generator=DRAW, dtype=torch.uint8)
 SCALES = torch.rand(8, 2, generator=DRAW) + 0.5
 MIDDLE = torch.full((8, 2), 8, dtype=torch.uint8)
 AWQ = {"quant_method": "awq", "zero_point": False}
+ROUND = {"quant_method": "auto-round", "packing_format": "auto_round", "bits": 4, "sym": True}
+BNB = {"quant_method": "bitsandbytes"}
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 GPTQ = {"quant_method": "gptq", "bits": 4, "sym": True, "checkpoint_format": "gptq_v2"}
 
 
@@ -54,6 +57,15 @@ def nvfp4(**other: torch.Tensor) -> Tensors:
     small = torch.ones(8, 4).to(torch.float8_e4m3fn)
     made = {"weight_packed": CODES[:, :32].contiguous(), "weight_scale": small}
     return {**made, "weight_global_scale": torch.tensor([2.0]), **other}
+
+
+def fp8_row(**other: torch.Tensor) -> Tensors:
+    return {"weight": fp8(8, 64), "weight_scale": torch.ones(8, 1), **other}
+
+
+def with_code(code: int, dtype: torch.dtype) -> torch.Tensor:
+    """8-bit floats, one of which is `code`."""
+    return CODES.clone().index_fill_(1, torch.tensor([9]), code).view(dtype)
 
 
 def compressed(form: str | None = None, **weights: Any) -> dict[str, Any]:
@@ -105,6 +117,32 @@ CASES: dict[str, tuple[Tensors, dict[str, Any], type[HeadstartError], str]] = {
     "rotation": (gptq(), {**GPTQ, "rotation": "hadamard"}, UnsupportedFamily, "rotation asks"),
     "rotation in meta": (gptq(), {**GPTQ, "meta": {"rotation": "hadamard"}}, UnsupportedFamily,
                          "rotation asks"),
+    "AutoRound's rotation": (gptq(), {**ROUND, "rotation_config": {"hadamard_type": "hadamard"}},
+                             UnsupportedFamily, "quantization_config.rotation_config asks"),
+    "SpinQuant": (gptq(), {**ROUND, "spinquant_config": {"r1": True}}, UnsupportedFamily,
+                  "quantization_config.spinquant_config asks"),
+    "integers beside powers": (mxfp4(), {**ROUND, "data_type": "mx_int"}, UnsupportedFamily,
+                               r"data_type is 'mx_int' of auto-round \(a\)"),
+    "such in one layer": (mxfp4(), {**ROUND, "extra_config": {"a": {"data_type": "mx_int"}}},
+                          UnsupportedFamily, "data_type is 'mx_int'"),
+    "words without packing": (gptq(), {"quant_method": "auto-round", "data_type": "fp", "bits": 8},
+                              UnsupportedFamily, "a.qweight may be packed .* packing_format"),
+    "bitsandbytes int8": ({"weight": small(8, 64), "SCB": torch.ones(8)}, BNB, UnsupportedFamily,
+                          r"a.weight is stored as I8 .*bitsandbytes\)"),
+    "nf4": ({"weight": torch.zeros(256, 1).byte(), "weight.absmax": torch.ones(8)}, BNB,
+            UnsupportedFamily, r"a.weight is stored as U8 .*bitsandbytes\)"),
+    "AWQ of ModelOpt": (nvfp4(pre_quant_scale=torch.ones(64)), {"quant_method": "modelopt"},
+                        UnsupportedFamily, r"a.weight_packed is stored .*modelopt\)"),
+    "FP8 of ModelOpt's AWQ": (fp8_row(pre_quant_scale=torch.ones(64)), {}, UnsupportedFamily,
+                              "a.weight is stored as F8_E4M3 in a scheme"),
+    **{f"no number of {dtype} {code:x}": (fp8_row(weight=with_code(code, dtype)), {}, BrokenFile,
+                                          "a.weight holds F8_.* no finite numbers")
+       for dtype, code in ((E4M3, 0x7F), (E4M3, 0xFF), (E5M2, 0x7C), (E5M2, 0xFC), (E5M2, 0xFF))},
+    "no number of MXFP8's codes": (
+        {"weight": with_code(0xFF, E4M3), "weight_scale": torch.full((8, 2), 127).byte()}, {},
+        BrokenFile, "a.weight holds F8_E4M3 codes"),
+    "a scale below 0": (fp8_row(weight_scale=-torch.ones(8, 1)), {}, BrokenFile,
+                        "a.weight_scale holds a scale below 0 beside a.weight"),
     "a type": (packed(), compressed(type="float"), BadConfig, "I32 and the config says type 'flo"),
     "a format": (packed(), compressed("int-quantized"), BadConfig, "stores weight as I8"),
     "an unknown format": (packed(), compressed("marlin-24"), UnsupportedFamily, "'marlin-24'"),
@@ -130,6 +168,16 @@ def test_undamaged_they_are_read(made: Any) -> None:
     """The control, with configs whose turns are empty."""
     method = {awq: AWQ, gptq: {**GPTQ, "rotation": None}, packed: CT}.get(made, {})
     assert values(made(), {**method, "transform_config": {"config_groups": {}}}).isfinite().all()
+
+
+def test_every_finite_code_is_read_and_a_scale_of_0_makes_zeros() -> None:
+    """The control: neither is damage."""
+    for dtype, last in ((E4M3, 0x7E), (E5M2, 0x7B)):
+        magnitudes = torch.arange(last + 1, dtype=torch.uint8)
+        codes = torch.stack([magnitudes, magnitudes | 0x80]).view(dtype)
+        scales = torch.tensor([[1.0], [0.0]])
+        found = values({"weight": codes, "weight_scale": scales}, {})
+        assert torch.equal(found[0], codes[0].float()) and not found[1].any()
 
 
 ORDER = (torch.randperm(64, generator=DRAW) % 2).int()

@@ -279,6 +279,20 @@ def test_auto_round_says_by_its_packing_format_how_zero_points_are_stored(
         only(gptq(q, s, z), {**method, "packing_format": "auto_round:marlin"})
 
 
+@pytest.mark.parametrize("packing", [None, "auto_round:fp8_static"])
+def test_fp8_of_auto_round_needs_no_packing_format(packing: str | None) -> None:
+    """Regression: where activations stay in 16 bits it writes none, and was refused."""
+    method = {"quant_method": "auto-round", "bits": 8, "data_type": "fp", "fmt": "e4m3"}
+    method |= {"group_size": 0} if packing is None else {"packing_format": packing}
+    weight = fp8(6, 64)
+    for scale, wide in ((torch.tensor([0.5]), [0.5] * 6), (torch.arange(1, 7).bfloat16(), None)):
+        tensors = {"a.weight": source(weight), "a.weight_scale": source(scale)}
+        found = only(tensors, method)
+        factors = torch.tensor(wide or scale.tolist())[:, None]
+        assert found.form == "fp8-row"
+        assert torch.equal(found.values(torch.float32), weight.float() * factors)
+
+
 @pytest.mark.parametrize(("bits", "columns"), [(4, 64), (8, 64), (3, 64), (4, 62)])
 def test_compressed_tensors_packs_along_rows_and_zero_points_along_outputs(
     bits: int, columns: int
