@@ -79,6 +79,19 @@ def test_drafts_change_no_text(form: str, way: str, tiny: Tiny) -> None:
     assert all(ids == found[0] for ids in found[1:])
 
 
+@pytest.mark.parametrize("form", [form for form in ALL if form not in dict(IN_TURN)])
+def test_every_other_format_runs_with_drafts_and_without(form: str, tiny: Tiny) -> None:
+    """Shorter, for those whose turn it is not; all but those read as values stay as stored."""
+    found = []
+    for drafts in (0, 3):
+        engine = start(quantized_model(tiny, form), speculate=drafts, **AS_STORED)
+        results = run(engine, FEW, greedy(12))
+        found.append(ids_of(results))
+        assert any("stay as stored" in note for note in engine.notes) == (form not in VALUES)
+    assert_head_is_alive(results)
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("form", one_of_each(2, FORMATS))
 def test_weights_stay_as_stored_and_compute_what_dequantised_ones_do(form: str, tiny: Tiny) -> None:
     folder = quantized_model(tiny, form, **BLOCKS)
@@ -198,7 +211,7 @@ def test_a_quantised_lm_head_runs_as_it_is_stored(form: str, tiny: Tiny) -> None
 # Heads
 
 
-@pytest.mark.parametrize("form", unless_long(["fp8-block", "gptq"], ALL))
+@pytest.mark.parametrize("form", unless_long(["fp8-block", "gptq", "fp8-static"], ALL))
 def test_a_lost_head_is_restored_into_a_quantised_model(
     form: str, tiny: Tiny, tmp_path: Path
 ) -> None:
@@ -215,7 +228,7 @@ def test_a_lost_head_is_restored_into_a_quantised_model(
     assert ids_of(results) == ids_of(run(start(lost, **AS_STORED), FEW, greedy()))
 
 
-@pytest.mark.parametrize("form", unless_long(["fp8-row", "awq"], ALL))
+@pytest.mark.parametrize("form", unless_long(["fp8-row", "awq", "fp8-static"], ALL))
 def test_a_changed_head_is_stitched_into_a_quantised_model(
     form: str, tiny: Tiny, tmp_path: Path
 ) -> None:

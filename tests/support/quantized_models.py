@@ -14,9 +14,10 @@ from headstart.checkpoint.quantized.writing import FORMATS, stored_in
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import in_memory, load
 from headstart.heads.ignore_lists import without
-from headstart.heads.quantized_copy import quantized_copy
+from headstart.heads.quantized_copy import copy_in
 from support.engine_runs import checkpoint
 from support.head_edits import Tensors, edited
+from support.quantized_formats import ALSO_READ
 from support.tiny_fixture import Tiny
 
 
@@ -66,8 +67,9 @@ _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
          "ignore": ["lm_head", "re:.*mtp.*"]},
     ),
 }  # fmt: skip
-ALL = (*FORMATS, *_MADE)
-VALUES = ("nvfp4", "mxfp4")  # those that no backend computes with
+_BY_MATRIX = {**FORMATS, **ALSO_READ}
+ALL = (*_BY_MATRIX, *_MADE)
+VALUES = ("nvfp4", "mxfp4", "mxfp8", "fp8-small-blocks")  # those that no backend computes with
 
 
 def quantized_model(tiny: Tiny, form: str, family: str = "mimo", **changes: Any) -> Path:
@@ -76,10 +78,10 @@ def quantized_model(tiny: Tiny, form: str, family: str = "mimo", **changes: Any)
     out = plain.parent / f"{plain.name}-{form}"
     if out.exists():
         return out
-    if form in FORMATS:
+    if form in _BY_MATRIX:
         model = Checkpoint.open(plain)
         sources = {name: model.source(name) for name in model.tensors}
-        config, made = quantized_copy(model.config.raw, sources, form)
+        config, made = copy_in(_BY_MATRIX[form], model.config.raw, sources)
         write_made(config, made, out, facts={})
         return out
     change, method = _MADE[form]

@@ -36,10 +36,11 @@ def fp8(name: str, scale_name: str, tensors: Tensors, config: Described) -> Stor
     *_, count, columns = weight.shape
     inner = _ranks(name, weight, scale)  # matrices with blocks of their own, one below another
     is_ours = weight.dtype == "F8_E4M3" and (inner == 1 or count // inner % FP8_BLOCK == 0)
-    form, words = "values", f"FP8 in blocks of {block}"
     if block is None or block == (FP8_BLOCK, FP8_BLOCK):
         by = "row" if block is None else "block"
         form, words = f"fp8-{by}" if is_ours else "values", f"FP8, one scale per {by}"
+    else:
+        form, words = "values", f"FP8 in blocks of {block[0]}x{block[1]}"
     flat = reshaped(weight, (prod(weight.shape[:-1]), columns))
 
     def matrix(number: int) -> Rows:
