@@ -2,8 +2,9 @@
 
 Run in an environment of its own, with the packages in `PACKAGES` and torch:
 
-    python scripts/quantized_fixtures.py tests/fixtures/quantized
+    python scripts/quantized_fixtures.py tests/fixtures/quantized [NAME ...]
 
+`ct-sorted` wants compressed-tensors 0.17, the last release that sorted columns by group.
 Each file holds the tensors of one linear module as they are stored (`linear.*`) and what the
 package itself makes of them (`expected`); its metadata says which package and function that was,
 and the quantisation config of such a checkpoint.
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn.functional import pad
 
 PACKAGES = ("compressed-tensors", "auto-round", "transformers", "gptqmodel")
 ROWS, COLUMNS, GROUP = 32, 64, 32
@@ -35,20 +37,41 @@ def weight(rows: int = ROWS, columns: int = COLUMNS) -> torch.Tensor:
     return (torch.randn(rows, columns, generator=draw) + 0.3) * sizes
 
 
-def compressed(form: str, weights: dict[str, Any]) -> Made:
-    """What a compressor of compressed-tensors writes and decompresses."""
+def order() -> torch.Tensor:
+    """Which group each column belongs to, out of order."""
+    draw = torch.Generator().manual_seed(1)
+    return (torch.arange(COLUMNS) // GROUP)[torch.randperm(COLUMNS, generator=draw)].int()
+
+
+def ranges(values: torch.Tensor, args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest of the values that share a scale."""
+    rows, columns = values.shape
+    if args.strategy == "tensor":
+        return values.min().reshape(1), values.max().reshape(1)
+    if args.strategy == "block":
+        high, wide = args.block_structure
+        padded = pad(values, (0, -columns % wide, 0, -rows % high))
+        tiles = padded.view(padded.shape[0] // high, high, -1, wide)
+        return tiles.amin(dim=(1, 3)), tiles.amax(dim=(1, 3))
+    if args.actorder == "group":
+        values = values[:, order().argsort(stable=True)]
+    parts = values.view(rows, -1, args.group_size or columns)
+    return parts.amin(-1), parts.amax(-1)
+
+
+def compressed(
+    form: str, weights: dict[str, Any], *, shape: tuple[int, int] = (ROWS, COLUMNS), **fields: Any
+) -> Made:
+    """What a compressor of compressed-tensors writes and decompresses; `fields` of its scheme."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-    values = weight().bfloat16()
+    values = weight(*shape).bfloat16()
     args = QuantizationArgs(**weights)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    size = args.group_size or COLUMNS
-    parts = values.view(ROWS, -1, size).float()
-    low, high = parts.amin(-1), parts.amax(-1)
-    if args.strategy == "tensor":
-        low, high = low.min().reshape(1), high.max().reshape(1)
+    others = {name: QuantizationArgs(**given) for name, given in fields.items()}
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, **others)
+    low, high = ranges(values.float(), args)
     state: dict[str, torch.Tensor] = {"weight": values}
     whole = None
     if form == "nvfp4-pack-quantized":
@@ -59,12 +82,16 @@ def compressed(form: str, weights: dict[str, Any]) -> Made:
     state["weight_scale"] = scales if is_mx else scales.to(torch.bfloat16)
     if not args.symmetric:
         state["weight_zero_point"] = zeros
+    if args.actorder == "group":
+        state["weight_g_idx"] = order()
+    if "input_activations" in fields:
+        state["input_scale"] = torch.tensor([0.02], dtype=torch.bfloat16)
     compressor = BaseCompressor.get_value_from_registry(form)
     stored = compressor.compress(state, scheme)
     expected = compressor.decompress(dict(stored), scheme)["weight"]
     config = {
         "quant_method": "compressed-tensors", "format": form,
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **fields}},
     }  # fmt: skip
     return stored, expected, config, f"{compressor.__name__}.compress, .decompress"
 
@@ -115,6 +142,39 @@ def auto_round(packing: str, bits: int, symmetric: bool) -> Made:
     return stored, expected.contiguous(), config, how
 
 
+def auto_round_fp8(act_bits: int, group: int) -> Made:
+    """FP8 as AutoRound packs it, one scale for all (group 0) or per row (-1)."""
+    from auto_round.experimental.qmodules.fp8_static import WeightFP8ActFP8StaticQuantLinear
+    from auto_round.export.export_to_autoround.export_to_fp8 import pack_layer
+
+    model = nn.Sequential(linear()).bfloat16()
+    model.dtype = torch.bfloat16
+    layer = model[0]
+    largest = layer.weight.abs().amax(dim=None if group == 0 else 1)
+    given = {
+        "scale": (largest / 448).float(), "zp": None, "bits": 8, "group_size": group,
+        "act_bits": act_bits, "data_type": "fp",
+    }  # fmt: skip
+    if act_bits == 8:
+        given["act_scale"] = torch.tensor([0.02])
+    for name, value in given.items():
+        setattr(layer, name, value)
+    pack_layer("0", model, "fp")
+    stored = dict(model[0].state_dict())
+    reader = WeightFP8ActFP8StaticQuantLinear(
+        COLUMNS, ROWS, stored["weight"], stored["weight_scale"], dtype=torch.bfloat16
+    )
+    expected = reader.dequant_weight_online()
+    config = {
+        "quant_method": "auto-round", "bits": 8, "group_size": group, "data_type": "fp",
+        "sym": True, "fmt": "e4m3", "activation_scheme": "static",
+    }  # fmt: skip
+    if act_bits == 8:
+        config["packing_format"] = "auto_round:fp8_static"
+    how = "export_to_fp8.pack_layer, WeightFP8ActFP8StaticQuantLinear.dequant_weight_online"
+    return stored, expected, config, how
+
+
 def gptq(bits: int, form: str, *, is_sorted: bool, symmetric: bool) -> Made:
     """GPTQModel's own packing and dequantising, in fp16."""
     from gptqmodel.nn_modules.qlinear.torch import TorchLinear
@@ -123,9 +183,7 @@ def gptq(bits: int, form: str, *, is_sorted: bool, symmetric: bool) -> Made:
 
     scales, zeros = grouped(bits, symmetric=symmetric)
     points = torch.full_like(scales, zeros) if isinstance(zeros, int) else zeros
-    group = torch.arange(COLUMNS) // GROUP
-    if is_sorted:
-        group = group[torch.randperm(COLUMNS, generator=torch.Generator().manual_seed(1))]
+    group = order() if is_sorted else torch.arange(COLUMNS) // GROUP
     module = TorchLinear(
         bits=bits, group_size=GROUP, sym=symmetric, desc_act=is_sorted, in_features=COLUMNS,
         out_features=ROWS, bias=False, pack_dtype=torch.int32, register_buffers=True,
@@ -164,6 +222,8 @@ def blocks() -> Made:
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP}
 CHANNEL = {"num_bits": 8, "strategy": "channel"}
 FLOAT = {"type": "float", "symmetric": True}
+TENSOR = {"num_bits": 8, "strategy": "tensor", **FLOAT}
+STATIC = {**TENSOR, "dynamic": False}
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 CT: dict[str, tuple[str, dict[str, Any]]] = {
     "ct-pack": ("pack-quantized", {**INT4, "symmetric": True}),
@@ -174,6 +234,11 @@ CT: dict[str, tuple[str, dict[str, Any]]] = {
     "ct-int-asymmetric": ("int-quantized", {**CHANNEL, "type": "int", "symmetric": False}),
     "ct-float-row": ("float-quantized", {**CHANNEL, **FLOAT}),
     "ct-float-tensor": ("float-quantized", {**CHANNEL, **FLOAT, "strategy": "tensor"}),
+    "ct-int-groups": (
+        "int-quantized",
+        {**INT4, "num_bits": 8, "symmetric": True},
+    ),
+    "ct-sorted": ("pack-quantized", {**INT4, "symmetric": False, "actorder": "group"}),
     "ct-nvfp4": (
         "nvfp4-pack-quantized",
         {**FLOAT, "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
@@ -183,6 +248,23 @@ CT: dict[str, tuple[str, dict[str, Any]]] = {
 }
 CASES: dict[str, tuple[str, Callable[[], Made]]] = {
     **{name: ("compressed-tensors", partial(compressed, *case)) for name, case in CT.items()},
+    "ct-float-static": (
+        "compressed-tensors",
+        partial(compressed, "float-quantized", TENSOR, input_activations=STATIC),
+    ),
+    **{
+        f"ct-float-blocks-{high}x{wide}": (
+            "compressed-tensors",
+            partial(
+                compressed, "float-quantized",
+                {**FLOAT, "num_bits": 8, "strategy": "block", "block_structure": [high, wide]},
+                shape=shape,
+            ),
+        )
+        for high, wide, shape in ((128, 128, (136, 130)), (16, 24, (40, 64)))
+    },
+    "auto-round-fp8": ("auto-round", partial(auto_round_fp8, 16, 0)),
+    "auto-round-fp8-static": ("auto-round", partial(auto_round_fp8, 8, -1)),
     "auto-round-gptq": ("auto-round", partial(auto_round, "auto_round:auto_gptq", 4, True)),
     "auto-round-gptq-asymmetric": (
         "auto-round", partial(auto_round, "auto_round:auto_gptq", 4, False),
@@ -198,9 +280,10 @@ CASES: dict[str, tuple[str, Callable[[], Made]]] = {
 }  # fmt: skip
 
 
-def main(out: Path) -> None:
+def main(out: Path, names: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for name, (package, make) in CASES.items():
+    for name in names or CASES:
+        package, make = CASES[name]
         stored, expected, config, how = make()
         tensors = {f"linear.{n}": t.detach().clone().contiguous() for n, t in stored.items()}
         metadata = {
@@ -214,4 +297,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
