@@ -31,7 +31,7 @@ Made = tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, Any], str]
 
 
 def weight(rows: int = ROWS, columns: int = COLUMNS) -> torch.Tensor:
-    """Values with another size in each row, and not centred."""
+    """Values of another size in each row, and not centred."""
     draw = torch.Generator().manual_seed(24)
     sizes = torch.logspace(-2, 0, rows)[:, None]
     return (torch.randn(rows, columns, generator=draw) + 0.3) * sizes
@@ -142,19 +142,23 @@ def auto_round(packing: str, bits: int, symmetric: bool) -> Made:
     return stored, expected.contiguous(), config, how
 
 
+class Model(nn.Sequential):
+    """With the type that a model of transformers has."""
+
+    dtype = torch.bfloat16
+
+
 def auto_round_fp8(act_bits: int, group: int) -> Made:
     """FP8 as AutoRound packs it, one scale for all (group 0) or per row (-1)."""
     from auto_round.experimental.qmodules.fp8_static import WeightFP8ActFP8StaticQuantLinear
     from auto_round.export.export_to_autoround.export_to_fp8 import pack_layer
 
-    model = nn.Sequential(linear()).bfloat16()
-    model.dtype = torch.bfloat16
-    layer = model[0]
-    largest = layer.weight.abs().amax(dim=None if group == 0 else 1)
-    given = {
-        "scale": (largest / 448).float(), "zp": None, "bits": 8, "group_size": group,
-        "act_bits": act_bits, "data_type": "fp",
-    }  # fmt: skip
+    layer = linear().bfloat16()
+    model = Model(layer)
+    sizes = layer.weight.abs()
+    largest = sizes.max() if group == 0 else sizes.amax(1)
+    given = {"bits": 8, "group_size": group, "act_bits": act_bits, "data_type": "fp", "zp": None}
+    given["scale"] = (largest / 448).float()
     if act_bits == 8:
         given["act_scale"] = torch.tensor([0.02])
     for name, value in given.items():
@@ -165,7 +169,7 @@ def auto_round_fp8(act_bits: int, group: int) -> Made:
         COLUMNS, ROWS, stored["weight"], stored["weight_scale"], dtype=torch.bfloat16
     )
     expected = reader.dequant_weight_online()
-    config = {
+    config: dict[str, Any] = {
         "quant_method": "auto-round", "bits": 8, "group_size": group, "data_type": "fp",
         "sym": True, "fmt": "e4m3", "activation_scheme": "static",
     }  # fmt: skip
@@ -224,6 +228,7 @@ CHANNEL = {"num_bits": 8, "strategy": "channel"}
 FLOAT = {"type": "float", "symmetric": True}
 TENSOR = {"num_bits": 8, "strategy": "tensor", **FLOAT}
 STATIC = {**TENSOR, "dynamic": False}
+BLOCK = {**TENSOR, "strategy": "block"}
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
 CT: dict[str, tuple[str, dict[str, Any]]] = {
     "ct-pack": ("pack-quantized", {**INT4, "symmetric": True}),
@@ -234,10 +239,7 @@ CT: dict[str, tuple[str, dict[str, Any]]] = {
     "ct-int-asymmetric": ("int-quantized", {**CHANNEL, "type": "int", "symmetric": False}),
     "ct-float-row": ("float-quantized", {**CHANNEL, **FLOAT}),
     "ct-float-tensor": ("float-quantized", {**CHANNEL, **FLOAT, "strategy": "tensor"}),
-    "ct-int-groups": (
-        "int-quantized",
-        {**INT4, "num_bits": 8, "symmetric": True},
-    ),
+    "ct-int-groups": ("int-quantized", {**INT4, "num_bits": 8, "symmetric": True}),
     "ct-sorted": ("pack-quantized", {**INT4, "symmetric": False, "actorder": "group"}),
     "ct-nvfp4": (
         "nvfp4-pack-quantized",
@@ -253,15 +255,11 @@ CASES: dict[str, tuple[str, Callable[[], Made]]] = {
         partial(compressed, "float-quantized", TENSOR, input_activations=STATIC),
     ),
     **{
-        f"ct-float-blocks-{high}x{wide}": (
+        f"ct-float-blocks-{size[0]}x{size[1]}": (
             "compressed-tensors",
-            partial(
-                compressed, "float-quantized",
-                {**FLOAT, "num_bits": 8, "strategy": "block", "block_structure": [high, wide]},
-                shape=shape,
-            ),
+            partial(compressed, "float-quantized", {**BLOCK, "block_structure": size}, shape=shape),
         )
-        for high, wide, shape in ((128, 128, (136, 130)), (16, 24, (40, 64)))
+        for size, shape in (([128, 128], (136, 130)), ([16, 24], (40, 64)))
     },
     "auto-round-fp8": ("auto-round", partial(auto_round_fp8, 16, 0)),
     "auto-round-fp8-static": ("auto-round", partial(auto_round_fp8, 8, -1)),
