@@ -193,25 +193,27 @@ class PackedGroups(Packed, Linear):
 
     format = group_products.group_product
 
-    def __init__(self, source: GroupLinear, group: int):
+    def __init__(self, source: GroupLinear):
         super().__init__(0, 0)
-        weight = source.quantized
+        weight, part = source.quantized, group_products.part_of(source.quantized.group_size)
+        assert part is not None, "others are dequantised"
         self.shape = (weight.shape[0], weight.shape[1])
-        self.group, self.has_zeros = group, weight.zeros is not None
-        packed, self.factors = group_products.pack(weight, group)
+        self.group, self.part, self.has_zeros = weight.group_size, part, weight.zeros is not None
+        packed, self.factors = group_products.pack(weight)
         self.repack(packed)
         self.order = weight.inputs
         self.offsets = _bias(source, self.shape[0])
 
     @property
     def detail(self) -> int:
-        return group_products.detail_of(self.group, has_zeros=self.has_zeros)
+        points = group_products.points_bytes(self.shape[1] // self.group) if self.has_zeros else 0
+        return group_products.detail_of(self.group, self.part, points)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
     def unpacked(self) -> GroupWeight:
-        """What was packed, in groups as the kernels have them and with scales in float32."""
+        """What was packed, with scales in float32."""
         assert self.factors is not None
         weight = group_products.unpack(
             self.weight, self.factors, self.shape[1], self.group, has_zeros=self.has_zeros
@@ -237,7 +239,7 @@ class PackedGroups(Packed, Linear):
         chosen = whole.only_rows(ids)
         assert isinstance(chosen, GroupLinear)
         chosen.bias = nn.Parameter(self.offsets[ids], requires_grad=False)
-        return PackedGroups(chosen, self.group)
+        return PackedGroups(chosen)
 
 
 def _blank_float(outputs: int, inputs: int) -> PackedFloat:

@@ -26,10 +26,8 @@ def packed_as_stored(source: Linear) -> Packed:
     """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
     if is_by_row(source):
         return PackedLinear.of_rows(source)
-    if isinstance(source, GroupLinear) and source.bits == 4:
-        group = group_products.packed_group(source.quantized.group_size)
-        if group is not None:
-            return PackedGroups(source, group)
+    if isinstance(source, GroupLinear) and group_products.takes(source.quantized):
+        return PackedGroups(source)
     return PackedFloat(_plain(source))
 
 
@@ -44,7 +42,7 @@ def packed_int4(source: Linear) -> Packed:
         return packed_as_stored(source)
     if source.weight.shape[1] % INT4_GROUP:
         return PackedLinear(source)
-    return PackedGroups(int4_linear(source), INT4_GROUP)
+    return PackedGroups(int4_linear(source))
 
 
 # By `weights` of the options.
