@@ -7,7 +7,8 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from headstart.backends.numba import group_products
+from headstart.backends.numba import eight_bit_products, group_products
+from headstart.backends.numba.eight_bit_linear import PackedEightBits
 from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
 from headstart.backends.weights import WeightFormat, int4_linear
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
@@ -23,11 +24,13 @@ def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
 
 
 def packed_as_stored(source: Linear) -> Packed:
-    """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
+    """As the kernels have it: in 4 or 8 bits where those are stored, otherwise in float32."""
     if is_by_row(source):
         return PackedLinear.of_rows(source)
     if isinstance(source, GroupLinear) and group_products.takes(source.quantized):
         return PackedGroups(source)
+    if isinstance(source, QuantizedLinear) and eight_bit_products.takes(source.quantized):
+        return PackedEightBits(source)
     return PackedFloat(_plain(source))
 
 

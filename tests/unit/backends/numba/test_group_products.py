@@ -15,6 +15,7 @@ pytest.importorskip("numba")
 
 from headstart.backends.numba import group_products, thread_pool
 from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.eight_bit_linear import PackedEightBits
 from headstart.backends.numba.group_sums import MIDDLE, POINTS, TOGETHER, UPPER, for_rows
 from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
 from headstart.backends.numba.weight_formats import FORMS, packed_as_stored
@@ -156,9 +157,9 @@ def test_which_form_each_matrix_gets() -> None:
     odd = GroupWeight(4, torch.zeros(8, 24, dtype=torch.uint8), torch.ones(8, 2))
     fp8 = Fp8Linear.of(plain(8, 64))
     kinds: dict[str, list[type[Packed]]] = {
-        "as-dtype": [PackedFloat, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
-        "int8": [PackedLinear, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
-        "int4": [PackedGroups, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
+        "as-dtype": [PackedFloat, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
+        "int8": [PackedLinear, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
+        "int4": [PackedGroups, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
     }
     others = [GroupLinear(weight, None, torch.float32) for weight in (eight, odd)]
     for weights, expected in kinds.items():
@@ -170,7 +171,7 @@ def test_which_form_each_matrix_gets() -> None:
         torch.testing.assert_close(packed_as_stored(source)(x), source(x), rtol=1e-4, atol=1e-4)
 
 
-def test_8_bits_by_row_are_computed_as_stored_and_others_in_float32() -> None:
+def test_8_bits_by_row_are_multiplied_in_integers_and_others_in_floats() -> None:
     make = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 256, (70, 96), dtype=torch.uint8, generator=make)
     codes[0] = 0  # -128 in every place: the largest sums that there are
@@ -185,4 +186,4 @@ def test_8_bits_by_row_are_computed_as_stored_and_others_in_float32() -> None:
     for weight in (
         GroupWeight(8, codes, scales, zeros), GroupWeight(8, codes, scales.expand(70, 3)),
     ):  # fmt: skip
-        assert isinstance(packed_as_stored(GroupLinear(weight)), PackedFloat)
+        assert isinstance(packed_as_stored(GroupLinear(weight)), PackedEightBits)
