@@ -297,7 +297,7 @@ STORED = {
     "PackedLinear": ["int8-row"],
     "PackedEightBits": ["fp8-row", "fp8-block", "fp8-tensor", "int8-group", "int8-asymmetric"],
 }
-RARE = ("gptq", "compressed-tensors", "auto-round", "int8-asymmetric")
+RARE = ("gptq", "auto-round", "int8-asymmetric")
 SIZES: dict[str, dict[str, int]] = {"fp8-block": {"head_dim": 64, "intermediate_size": 128}}
 
 
@@ -364,3 +364,18 @@ def test_quantised_experts_run_as_they_are_stored(tiny: Tiny, form: str) -> None
     assert kinds == {kind for kind, forms in STORED.items() if form in forms}
     assert not any("dequantised" in note and "expert" in note for note in plain.notes)
     assert answers(compiled(folder, speculate=3, **FLOAT)) == answers(plain)
+
+
+@needs_numba
+def test_stored_weights_of_models_that_run_plainly_go_through_compiled_products(tiny: Tiny) -> None:
+    folder = quantized_model(tiny, "fp8-row", "deepseek_v32")
+    engine, plain = (
+        start(folder, speculate=2, kernels=kernels, **FLOAT) for kernels in ("auto", "off")
+    )
+    assert engine.backend.name == "torch"
+    assert any(note.startswith("8-bit and 4-bit kernels compute no wh") for note in engine.notes)
+    kinds = [{type(m).__name__ for m in e.model.trunk.modules()} for e in (engine, plain)]
+    assert "PackedEightBits" in kinds[0] - kinds[1] and "Fp8Linear" in kinds[1] - kinds[0]
+    params = greedy(8)
+    texts = [[r.outputs[0].token_ids for r in run(e, PROMPTS[:3], params)] for e in (engine, plain)]
+    assert texts[0] == texts[1]
