@@ -9,6 +9,7 @@ import torch
 
 from headstart.checkpoint.quantized.weights import Fp8Weight, GroupWeight
 from headstart.models.quantized import Fp8Linear, GroupLinear, QuantizedLinear, linear_of
+from headstart.models.same_form import matched
 
 pytest.importorskip("numba")
 
@@ -117,6 +118,18 @@ def test_another_place_in_memory_and_no_rows() -> None:
     made.repack(made.weight.detach().clone())
     assert torch.equal(made(x), before)
     assert made(torch.zeros(0, 60)).shape == (0, 70)
+
+
+def test_a_swap_takes_over_how_weights_lie() -> None:
+    """Scales of rows and of blocks may take the same bytes; what tells them apart is written."""
+    rows, blocks = (
+        packed_as_stored(floats(64, 256)),
+        packed_as_stored(floats(64, 256, in_blocks=True)),
+    )
+    x = torch.randn(3, 256)
+    for old, new in matched(rows, blocks):
+        old.copy_(new)
+    assert torch.equal(rows(x), blocks(x))
 
 
 def test_what_the_kernels_cannot_read_is_computed_in_float32() -> None:
