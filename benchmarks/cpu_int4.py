@@ -1,14 +1,17 @@
 """The demo's model in 4 bits on a CPU, without and with drafts, beside int8 and llama.cpp's Q4_0.
 
-    python benchmarks/cpu_int4.py mt_bench.jsonl --llama-libs LIBS [--limit 8] [--tokens 160]
-        [--threads 2] [--gguf FILE] [--out result.json]
+    python benchmarks/cpu_int4.py mt_bench.jsonl [--llama-libs LIBS] [--limit 8] [--tokens 160]
+        [--stored awq gptq fp8-row fp8-block] [--exact awq fp8-block plain] [--threads 2]
+        [--gguf FILE] [--out result.json]
 
 LIBS: a folder with llama.cpp's libraries, version 0.5.0 (the npm package @node-llama-cpp/linux-x64
 3.22.1 has one; they choose the processor's own build by themselves). The demo's GGUF file is
 rewritten with its layers in Q4_0; the embedding, which is the LM head as well, stays in Q8_0, as
-llama.cpp's own tool leaves it for this width. Contenders answer each question in turns, greedily;
-what counts is the time from the first token on. Speeds are medians over questions, ratios medians
-of the questions' ratios. The last line is JSON.
+llama.cpp's own tool leaves it for this width. `--stored`: copies of the model in these formats
+(`formats_quality.py`), which run as they are stored; `--exact`: the same with `exact`, which
+dequantises them, and `plain` for the demo's model. Contenders answer each question in turns,
+greedily; what counts is the time from the first token on. Speeds are medians over questions, ratios
+medians of the questions' ratios. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+from formats_quality import WRITTEN, stored
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize, quantize
 
 from headstart.backends.options import Weights
+from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import read_conversations
 from headstart.demo.package import gguf_path
 from headstart.demo.shipped import shipped_vocab
@@ -48,14 +53,16 @@ Contender = Callable[[Sequence[int], int], tuple[int, float]]  # tokens and seco
 
 
 def ours(
-    folder: Path, weights: Weights, threads: int, speculate: Speculate, lengths: list[float]
-) -> Contender:
+    folder: Path, weights: Weights, threads: int, speculate: Speculate, lengths: list[float],
+    exact: bool = False,
+) -> Contender:  # fmt: skip
     """One engine; `lengths` gets the acceptance length of each answer."""
     engine = Engine(
         folder, speculate=speculate, weights=weights, threads=threads, max_model_len=MAX_LEN,
-        max_running_requests=1, prefix_caching=False,
+        max_running_requests=1, prefix_caching=False, exact=exact, dtype="float32",
         draft_vocab=shipped_vocab() if speculate else None,
     )  # fmt: skip
+    print(*(note for note in engine.notes if "weights" in note), sep="\n", flush=True)
 
     def run(prompt: Sequence[int], tokens: int) -> tuple[int, float]:
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -138,6 +145,8 @@ def main() -> None:
         "--gguf", type=Path, help="the demo's file, if its package is not installed"
     )
     parser.add_argument("--weights", nargs="*", choices=list(KINDS), default=["int8", "int4"])
+    parser.add_argument("--stored", nargs="*", choices=list(WRITTEN), default=[])
+    parser.add_argument("--exact", nargs="*", choices=["plain", *WRITTEN], default=[])
     parser.add_argument("--speculate", nargs="*", default=["0", "auto"])
     parser.add_argument("--limit", type=int, default=8, help="so many questions, evenly spread")
     parser.add_argument("--tokens", type=int, default=160)
@@ -148,13 +157,23 @@ def main() -> None:
     folder, threads = ready(source), arguments.threads
     lengths: dict[str, list[float]] = {}
     contenders: dict[str, Contender] = {}
-    for kind in arguments.weights:
-        for speculate in arguments.speculate:
-            name = f"{kind} K={speculate}"
-            number: Speculate = "auto" if speculate == "auto" else int(speculate)
-            lengths[name] = []
-            contenders[name] = ours(folder, KINDS[kind], threads, number, lengths[name])
     with tempfile.TemporaryDirectory() as made:
+        folders = {"plain": folder}
+        for form in dict.fromkeys([*arguments.stored, *arguments.exact]):
+            if form not in folders:
+                folders[form] = Path(made) / form
+                stored(Checkpoint.open(folder), form, folders[form])
+        kinds: list[tuple[str, Path, Weights, bool]] = [
+            *((kind, folder, KINDS[kind], False) for kind in arguments.weights),
+            *((form, folders[form], "as-dtype", False) for form in arguments.stored),
+            *((f"{form} exact", folders[form], "as-dtype", True) for form in arguments.exact),
+        ]
+        for kind, own, weights, exact in kinds:
+            for speculate in arguments.speculate:
+                name = f"{kind} K={speculate}"
+                number: Speculate = "auto" if speculate == "auto" else int(speculate)
+                lengths[name] = []
+                contenders[name] = ours(own, weights, threads, number, lengths[name], exact)
         if arguments.llama_libs:
             model = Path(made) / "q4_0.gguf"
             write_q4_0(source, model)
@@ -166,7 +185,7 @@ def main() -> None:
         },
         "over": {
             f"{name} over {base}": round(statistics.median(r[name] / r[base] for r in rows), 3)
-            for base in ("int8 K=0", "llama.cpp Q4_0") if base in contenders
+            for base in ("fp32 K=0", "int8 K=0", "llama.cpp Q4_0") if base in contenders
             for name in contenders if name != base
         },
         "acceptance_length": {

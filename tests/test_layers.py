@@ -188,6 +188,7 @@ KERNELS = (
     "backends/numba/candidates.py", "backends/numba/choice.py", "backends/numba/compiler.py",
     "backends/numba/context.py",
     "backends/numba/attention.py", "backends/numba/delta.py", "backends/numba/delta_rule.py",
+    "backends/numba/eight_bit_products.py", "backends/numba/eight_bit_sums.py",
     "backends/numba/experts.py", "backends/numba/latent.py", "backends/numba/mlp.py",
     "backends/numba/passes.py", "backends/numba/routing.py",
     "backends/numba/float_products.py", "backends/numba/group_products.py",

@@ -26,12 +26,12 @@ WeightFormat = Callable[[Linear], nn.Module]
 # experts and elsewhere; others are dequantised when a model is loaded.
 TAKEN_FORMS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": ("int4-group", "int8-row"),
+    "numba": FORMS,
     "torch": FORMS,
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": ("int4-group", "int8-row"),
+    "numba": FORMS,
     "torch": FORMS,
 }
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple

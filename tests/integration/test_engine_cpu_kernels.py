@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -24,14 +23,13 @@ from support.engine_runs import (
 )
 from support.head_edits import edited
 from support.long_runs import unless_long
-from support.quantized_tensors import source
+from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 
 from headstart.backends.numba import compiler, support, thread_pool
-from headstart.checkpoint.values import load
+from headstart.backends.weights import SplitStack
 from headstart.engine import drafter
 from headstart.engine.engine import Engine
-from headstart.heads.quantized_copy import quantized_copy
 from headstart.sampling.params import SamplingParams
 
 PROMPTS = make_prompts()
@@ -293,31 +291,41 @@ def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
     assert any("numbers are torch.float64" in note for note in double.notes)
 
 
+# By how the layers' matrices are held. Parts of merged matrices end with blocks at larger sizes.
+STORED = {
+    "PackedGroups": ["awq", "gptq-sorted", "gptq", "compressed-tensors", "auto-round"],
+    "PackedLinear": ["int8-row"],
+    "PackedEightBits": ["fp8-row", "fp8-block", "fp8-tensor", "int8-group", "int8-asymmetric"],
+}
+RARE = ("gptq", "auto-round", "int8-asymmetric")
+SIZES: dict[str, dict[str, int]] = {"fp8-block": {"head_dim": 64, "intermediate_size": 128}}
+
+
+def soft_quantized(tiny: Tiny, form: str, out: Path) -> Path:
+    folder = quantized_model(tiny, form, **SIZES.get(form, {}))
+    return edited(folder, out, change=lambda own: own["lm_head.weight"].mul_(0.4))
+
+
 @needs_numba
 @pytest.mark.parametrize(
-    "form", ["awq", "gptq", "compressed-tensors", *unless_long([], ["auto-round"])]
-)
-def test_4_bit_checkpoints_run_as_they_are_stored(tiny: Tiny, tmp_path: Path, form: str) -> None:
-    """Trunk layers in 4 bits, zero points included; head and LM head in float32."""
-    from headstart.backends.numba.linear import PackedFloat, PackedGroups
-
-    def change(own: dict[str, torch.Tensor]) -> None:
-        sources = {name: source(tensor.float()) for name, tensor in own.items()}
-        fields, stored = quantized_copy(config, sources, form)
-        config.update(fields)
-        own.clear()
-        own.update({name: load(tensor) for name, tensor in stored.items()})
-
-    plain = soft(tiny)
-    config: dict[str, Any] = json.loads((plain / "config.json").read_text())
-    folder = edited(
-        plain, tmp_path / "model", change=change, change_config=lambda own: own.update(config)
-    )
+    ("kind", "form"),
+    [
+        (kind, form) for kind, forms in STORED.items()
+        for form in unless_long([form for form in forms if form not in RARE], forms)
+    ],
+)  # fmt: skip
+def test_quantised_checkpoints_run_as_they_are_stored(
+    tiny: Tiny, tmp_path: Path, kind: str, form: str
+) -> None:
+    """All matrices of the layers, zero points included; the LM head is in float32."""
+    folder = soft_quantized(tiny, form, tmp_path / "model")
     engine = compiled(folder, speculate=0, **FLOAT)
-    layer = engine.backend.trunk.layers[0]
-    assert isinstance(layer.mlp.down, PackedGroups)
-    assert layer.mlp.down.has_zeros == (form == "awq")
-    assert isinstance(engine.backend.trunk.lm_head, PackedFloat)
+    trunk = engine.backend.trunk
+    held = {type(m).__name__ for layer in trunk.layers for m in layer.modules() if is_packed(m)}
+    assert held == {kind}
+    assert type(trunk.lm_head).__name__ == "PackedFloat"
+    assert any(note.startswith("14 weights stay as stored") for note in engine.notes)
+    assert not any("dequantised" in note for note in engine.notes)
     texts, sampling = answers(engine), seeded(max_tokens=30, logprobs=1)
     samples = answers(engine, sampling)
     for drafts in (1, 2, 3, 4):
@@ -325,11 +333,49 @@ def test_4_bit_checkpoints_run_as_they_are_stored(tiny: Tiny, tmp_path: Path, fo
         assert answers(drafted) == texts
         assert answers(drafted, sampling) == samples
     reference = answers(start(folder, speculate=0, kernels="off", **FLOAT))
-    near = [
-        abs(one - other) < 0.05
+    # Rows are rounded beside integers, to 8 bits beside those of 4.
+    near, share = {"PackedGroups": (0.05, 0.8), "PackedLinear": (0.01, 0.95)}.get(kind, (1e-4, 1))
+    close = [
+        abs(one - other) < near
         for (_, own), (_, others) in zip(texts, reference, strict=True)
         for one, other in zip(own[:4], others[:4], strict=True)
     ]
-    assert sum(near) > 0.8 * len(near)
-    rounded = compiled(folder, speculate=0, **INT4).backend.trunk
-    assert rounded.layers[0].mlp.down.has_zeros == (form == "awq"), "not rounded again"
+    assert sum(close) >= share * len(close)
+
+
+def is_packed(module: torch.nn.Module) -> bool:
+    return type(module).__name__.startswith("Packed")
+
+
+@needs_numba
+def test_4_bits_are_not_rounded_again(tiny: Tiny) -> None:
+    engine = compiled(quantized_model(tiny, "awq"), speculate=0, **INT4)
+    assert engine.backend.trunk.layers[0].mlp.down.has_zeros
+
+
+@needs_numba
+@pytest.mark.parametrize("form", unless_long(["awq"], ["awq", "fp8-block", "int8-row"]))
+def test_quantised_experts_run_as_they_are_stored(tiny: Tiny, form: str) -> None:
+    folder = quantized_model(tiny, form, "glm4_moe", moe_intermediate_size=128)
+    plain = compiled(folder, speculate=0, **FLOAT)
+    experts = [m for m in plain.backend.trunk.modules() if isinstance(m, SplitStack)]
+    kinds = {type(part).__name__ for stack in experts for part in stack.parts}
+    assert len(experts) == 2
+    assert kinds == {kind for kind, forms in STORED.items() if form in forms}
+    assert not any("dequantised" in note and "expert" in note for note in plain.notes)
+    assert answers(compiled(folder, speculate=3, **FLOAT)) == answers(plain)
+
+
+@needs_numba
+def test_stored_weights_of_models_that_run_plainly_go_through_compiled_products(tiny: Tiny) -> None:
+    folder = quantized_model(tiny, "fp8-row", "deepseek_v32")
+    engine, plain = (
+        start(folder, speculate=2, kernels=kernels, **FLOAT) for kernels in ("auto", "off")
+    )
+    assert engine.backend.name == "torch"
+    assert any(note.startswith("8-bit and 4-bit kernels compute no wh") for note in engine.notes)
+    kinds = [{type(m).__name__ for m in e.model.trunk.modules()} for e in (engine, plain)]
+    assert "PackedEightBits" in kinds[0] - kinds[1] and "Fp8Linear" in kinds[1] - kinds[0]
+    params = greedy(8)
+    texts = [[r.outputs[0].token_ids for r in run(e, PROMPTS[:3], params)] for e in (engine, plain)]
+    assert texts[0] == texts[1]

@@ -6,11 +6,14 @@ Formats take turns over what is done alike with all of them; long runs try every
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from support import distill_runs, training_runs
@@ -34,6 +37,7 @@ from support.quantized_models import (
     with_quantized_lm_head,
 )
 from support.tiny_fixture import Tiny
+from support.training_data import random_records, write_data
 
 from headstart.backends.weights import TAKEN_FORMS
 from headstart.checkpoint.quantized.writing import FORMATS as WRITTEN
@@ -41,6 +45,9 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.models.build import Held, build
 from headstart.models.documents import Documents, Passage
 from headstart.models.quantized import Fp8Linear, Fp8Stack, GroupLinear, GroupStack
+from headstart.server.app import create_app
+from headstart.server.options import ServerOptions
+from headstart.server.state import ServerState
 
 # Sizes at which the parts of merged matrices end with blocks of 128.
 BLOCKS: dict[str, Any] = {"head_dim": 64, "intermediate_size": 128}
@@ -296,6 +303,54 @@ def test_distilling_training_scoring_and_probing(form: str, tiny: Tiny, tmp_path
     assert probed.returncode == 0, probed.stderr
     said = headstart("generate", str(model), "t3 t9", "--head", str(head), "--device", "cpu")
     assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.parametrize("form", unless_long(["awq"], ["awq", "fp8-block", "int8-row"]))
+def test_a_head_is_trained_over_a_quantised_lm_head(form: str, tiny: Tiny, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(with_quantized_lm_head(tiny, form, **BLOCKS), model)
+    heldout = random_records(4, vocab=64, seed=9, prefix="h")
+    write_data(model, tmp_path / "data", random_records(16, vocab=64), heldout)
+    before = tensors(model)
+    assert {"lm_head.qweight", "lm_head.weight_scale", "lm_head.weight_scale_inv"} & set(before)
+    options = {"dtype": "float32", "device": "cpu", "epochs": 1}
+    outcome = training_runs.trained(tmp_path, tmp_path / "run", **options)
+    assert outcome.is_finished and outcome.step == outcome.num_steps > 2
+    losses = [line["loss"] for line in training_runs.metrics(tmp_path / "run") if "loss" in line]
+    assert losses and all(math.isfinite(loss) for loss in losses)
+    assert differing(before, tensors(model)) == set()
+    head = tensors(tmp_path / "run" / "head")
+    assert head and not any("lm_head" in name for name in head)
+    assert all(value.dtype in (torch.bfloat16, torch.float32) for value in head.values())
+
+
+def test_a_quantised_model_answers_over_http(tiny: Tiny) -> None:
+    """In this process, with drafts; the text is the engine's without any."""
+    folder, asked = quantized_model(tiny, "awq"), {"max_tokens": 16, "temperature": 0}
+    prompt = [5, 9, 33]
+    (alone,) = run(start(folder, speculate=0, dtype="float32"), [prompt], greedy(16))
+    state = ServerState(
+        "tiny", ServerOptions(port=0), lambda: start(folder, speculate=3, dtype="float32"),
+        is_public=False,
+    )  # fmt: skip
+
+    async def ask() -> dict[str, Any]:
+        is_ready = asyncio.Event()
+        state.worker.start(is_ready.set)
+        await is_ready.wait()
+        state.gate.is_open = True
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            body = {"prompt": prompt, "ignore_eos": True, "return_token_ids": True, **asked}
+            answer = await http.post("/v1/completions", json=body)
+        await asyncio.to_thread(state.worker.stop, 10)
+        state.close()
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    (choice,) = asyncio.run(ask())["choices"]
+    assert choice["token_ids"] == alone.outputs[0].token_ids
+    assert choice["text"]
 
 
 @pytest.mark.skipif(not IS_LONG, reason="bench starts servers in processes of their own")

@@ -53,7 +53,18 @@ def _asymmetric_int8(own: Tensors) -> None:
         own[f"{name}_zero_point"] = zeros.to(torch.int8)
 
 
+def _grouped_int8(own: Tensors) -> None:
+    for name in [n for n in own if _is_projection(n)]:
+        groups = own[name].float().unflatten(1, (-1, 32))
+        scales = (groups.abs().amax(2) / 127).clamp(min=1e-6).bfloat16()
+        codes = (groups / scales.float()[..., None]).round().clamp(-128, 127)
+        own[name], own[f"{name}_scale"] = codes.flatten(1).to(torch.int8), scales
+
+
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}
+_INT8_GROUPS = {
+    "num_bits": 8, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32,
+}  # fmt: skip
 _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
     "gptq-sorted": (
         _sorted_gptq,
@@ -64,6 +75,12 @@ _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
         _asymmetric_int8,
         {"quant_method": "compressed-tensors", "format": "int-quantized",
          "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8}},
+         "ignore": ["lm_head", "re:.*mtp.*"]},
+    ),
+    "int8-group": (
+        _grouped_int8,
+        {"quant_method": "compressed-tensors", "format": "int-quantized",
+         "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8_GROUPS}},
          "ignore": ["lm_head", "re:.*mtp.*"]},
     ),
 }  # fmt: skip

@@ -1,11 +1,12 @@
 """Sums of products with weights of 4 bits in groups, 32 outputs at a time.
 
 A tile is one stream of bytes: of each group of inputs first the scales of 32 outputs (float16),
-then their zero points where there are any (int16, negative), then 64 bytes for every four inputs,
-with outputs 0 to 15 in the lower halves of bytes and 16 to 31 in the upper ones. Inputs are int8
-with one scale per row and group. Four inputs are multiplied with those of 16 outputs in one
-instruction where a processor has it (vpdpbusd). A group's sum is exact; floats are added group by
-group in order, so a row gets the same bits whatever rows come along.
+then 64 bytes for every four inputs, with outputs 0 to 15 in the lower halves of bytes and 16 to 31
+in the upper ones. Zero points, where there are any, lie in front of all that, 16 bytes per group in
+the same order: beside the scales they would move lines across those of the cache. Inputs are int8
+with one scale per row and part of a group. Four inputs are multiplied with those of 16 outputs in
+one instruction where a processor has it (vpdpbusd). A part's sum is exact; floats are added part by
+part in order, so a row gets the same bits whatever rows come along.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load
 
 TOGETHER = 4  # inputs in a lane
 LINE = TOGETHER * TILE // 2  # bytes that hold the weights of so many inputs
-HEADER = 2 * TILE  # bytes of a group's scales, and as many of its zero points
+HEADER = 2 * TILE  # bytes of a group's scales
+POINTS = TILE // 2  # bytes of a group's zero points
 UPPER = 16  # what the upper half of a byte counts for: sums of those outputs are that much larger
 MIDDLE = 8  # the zero point where none is stored
 _AHEAD = 64 * 9 * 14  # bytes, as far as weights are asked for before they are needed
 
-_INT8, _INT16, _INT32, _INT64, _FLOAT = (*(ir.IntType(n) for n in (8, 16, 32, 64)), ir.FloatType())
+_INT8, _INT32, _INT64, _FLOAT = (*(ir.IntType(n) for n in (8, 32, 64)), ir.FloatType())
 _BYTES, _LANES = ir.VectorType(_INT8, 4 * LANES), ir.VectorType(_INT32, LANES)
-_HALVES, _WORDS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_INT16, LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
 _PAIRS, _QUADS = ir.VectorType(_INT32, 2 * LANES), ir.VectorType(_INT32, 4 * LANES)
 _EIGHTS = ir.VectorType(_INT8, LANES)
 _LEVELS = 127
 _ROUNDING = ir.Constant(VECTOR, [float(ROUNDING)] * LANES)
 _SIZE_BITS = ir.Constant(_LANES, [0x7FFFFFFF] * LANES)
-_MASKS = [ir.Constant(_BYTES, [mask] * 4 * LANES) for mask in (0x0F, 0xF0)]
+_HALF_BYTES = (0x0F, 0xF0)
+_MASKS = [ir.Constant(_BYTES, [mask] * 4 * LANES) for mask in _HALF_BYTES]
 
 
 def has_dot_product() -> bool:
@@ -97,24 +100,23 @@ def for_rows(rows: int, *, is_plain: bool = False) -> Any:
 
     @intrinsic
     def sums(
-        typing: Any, tile: Any, header: Any, zeros: Any, zeros_step: Any, inputs: Any, width: Any,
-        scales: Any, totals: Any, groups: Any, lines: Any, out: Any,
+        typing: Any, tile: Any, zeros: Any, zeros_step: Any, inputs: Any, width: Any, scales: Any,
+        totals: Any, groups: Any, parts: Any, lines: Any, out: Any,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """Addresses: of a tile, of the first group's zero points, of inputs [rows, width] int8, of
-        their scales and sums [rows, groups], of out [rows, TILE]. Bytes: of a group's header, from
-        one group's zero points to the next's. `lines`: how many a group has."""
+        """Addresses: of the first group's scales, of its zero points, of inputs [rows, width] int8,
+        of their scales and sums [rows, groups * parts], of out [rows, TILE]. `zeros_step`: bytes
+        from one group's zero points to the next's. `lines`: how many a part of a group has."""
 
         def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-            tile, header, zeros, zeros_step, inputs, width, *others = arguments
-            scales, totals, groups, lines, out = others
-            group_bytes = build.add(build.mul(lines, _INT64(LINE)), header)
+            tile, zeros, zeros_step, inputs, width, scales, totals, *others = arguments
+            groups, parts, lines, out = others
+            part_bytes, all_parts = build.mul(lines, _INT64(LINE)), build.mul(groups, parts)
             firsts = [build.add(inputs, build.mul(width, _INT64(row))) for row in range(rows)]
 
-            def add_group(group: Any, sums: list[Any]) -> list[Any]:
-                start = build.add(tile, build.mul(group, group_bytes))
+            def add_part(number: Any, values: list[Any]) -> list[Any]:
+                start, begin, points, left, *sums = values
                 prefetch(build, build.add(start, _INT64(_AHEAD)))
-                begin = build.add(start, header)
-                place = build.mul(group, build.mul(lines, _INT64(TOGETHER)))
+                place = build.mul(number, build.mul(lines, _INT64(TOGETHER)))
 
                 def add_line(line: Any, exact: list[Any]) -> list[Any]:
                     at = build.add(begin, build.mul(line, _INT64(LINE)))
@@ -133,29 +135,42 @@ def for_rows(rows: int, *, is_plain: bool = False) -> Any:
                     return results
 
                 at = [
-                    build.mul(build.add(group, build.mul(groups, _INT64(row))), _INT64(4))
+                    build.mul(build.add(number, build.mul(all_parts, _INT64(row))), _INT64(4))
                     for row in range(rows)
                 ]
-                points = build.add(zeros, build.mul(group, zeros_step))
-                minus = [_zeros(build, points, block) for block in range(BLOCKS)]
+                middles = [_zeros(build, points, block) for block in range(BLOCKS)]
                 starts = []
                 for row in range(rows):
-                    own = _everywhere(build, load(build, build.add(totals, at[row]), _INT32))
-                    starts += [way.start(build, build.mul(own, zero)) for zero in minus]
+                    less = build.neg(load(build, build.add(totals, at[row]), _INT32))
+                    own = _everywhere(build, less)
+                    starts += [way.start(build, build.mul(own, middle)) for middle in middles]
                 exact = loop(build, lines, starts, add_line)
                 factors = [_scales(build, start, block) for block in range(BLOCKS)]
                 results = []
                 for row in range(rows):
                     own = broadcast(build, load(build, build.add(scales, at[row]), _FLOAT))
                     for block in range(BLOCKS):
-                        number = BLOCKS * row + block
-                        whole = build.sitofp(way.end(build, exact[number]), VECTOR)
+                        total = BLOCKS * row + block
+                        whole = build.sitofp(way.end(build, exact[total]), VECTOR)
                         factor = build.fmul(own, factors[block])
-                        results.append(fma(build, whole, factor, sums[number]))
-                return results
+                        results.append(fma(build, whole, factor, sums[total]))
+                end, is_last = (
+                    build.add(begin, part_bytes),
+                    build.icmp_signed("==", left, _INT64(1)),
+                )
+                following = (
+                    (end, start), (build.add(end, _INT64(HEADER)), end),
+                    (build.add(points, zeros_step), points),
+                    (parts, build.sub(left, _INT64(1))),
+                )  # fmt: skip
+                return [*(build.select(is_last, *pair) for pair in following), *results]
 
             nothing = [ir.Constant(VECTOR, None)] * (rows * BLOCKS)
-            for number, result in enumerate(loop(build, groups, nothing, add_group)):
+            begin = build.add(tile, _INT64(HEADER))
+            _, _, _, _, *found = loop(
+                build, all_parts, [tile, begin, zeros, parts, *nothing], add_part
+            )
+            for number, result in enumerate(found):
                 place = build.add(out, _INT64(4 * LANES * number))
                 build.store(result, build.inttoptr(place, VECTOR.as_pointer())).align = 4
             return context.get_dummy_value()
@@ -222,16 +237,14 @@ def _reduced(build: Any, how: str, values: Any) -> Any:
 
 
 def _zeros(build: Any, points: Any, block: int) -> Any:
-    """What each input counts for beside its products: of the other sign, as large as sums are."""
-    return build.sext(load(build, _at_block(build, points, block), _WORDS), _LANES)
+    """Zero points of 16 outputs, as large as sums are."""
+    mask = ir.Constant(_EIGHTS, [_HALF_BYTES[block]] * LANES)
+    return build.zext(build.and_(load(build, points, _EIGHTS), mask), _LANES)
 
 
 def _scales(build: Any, start: Any, block: int) -> Any:
-    return build.fpext(load(build, _at_block(build, start, block), _HALVES), VECTOR)
-
-
-def _at_block(build: Any, start: Any, block: int) -> Any:
-    return build.add(start, _INT64(HEADER // BLOCKS * block))
+    at = build.add(start, _INT64(HEADER // BLOCKS * block))
+    return build.fpext(load(build, at, _HALVES), VECTOR)
 
 
 def _everywhere(build: Any, value: Any) -> Any:

@@ -105,14 +105,14 @@ class PackedLinear(Packed, Int8Linear):
         values = source.weight.detach().float()
         scales = (values.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
         integers = (values / scales[:, None]).round().clamp(-_LARGEST, _LARGEST)
-        self._hold(integers.to(torch.int8), scales, _bias(source, len(values)))
+        self._hold(integers.to(torch.int8), scales, bias_of(source, len(values)))
 
     @classmethod
     def of_rows(cls, source: GroupLinear) -> PackedLinear:
         """8-bit integers as they are stored, with one scale per output."""
         weight, result = source.quantized, cls()
         integers = (weight.weight.to(torch.int16) - 128).to(torch.int8)
-        result._hold(integers, weight.scales[:, 0].float(), _bias(source, len(integers)))
+        result._hold(integers, weight.scales[:, 0].float(), bias_of(source, len(integers)))
         return result
 
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
@@ -158,7 +158,13 @@ class PackedFloat(Packed, Linear):
     def __init__(self, source: Linear | None = None):
         super().__init__(0, 0)
         if source is not None:
-            self._pack(source.weight.detach(), _bias(source, len(source.weight)))
+            self._pack(source.weight.detach(), bias_of(source, len(source.weight)))
+
+    @classmethod
+    def of_values(cls, weight: torch.Tensor, bias: torch.Tensor) -> PackedFloat:
+        result = cls()
+        result._pack(weight, bias)
+        return result
 
     def _pack(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
@@ -170,7 +176,7 @@ class PackedFloat(Packed, Linear):
         return self.multiplied(x)
 
     def blank_rows(self, count: int) -> PackedFloat:
-        return _blank_float(count, self.shape[1])
+        return blank_float(count, self.shape[1])
 
     def copy_rows(self, source: Packed, outputs: Sequence[int], places: Sequence[int]) -> None:
         new = float_products.by_output(self.weight)
@@ -183,9 +189,8 @@ class PackedFloat(Packed, Linear):
 
     def only_rows(self, ids: torch.Tensor) -> PackedFloat:
         """The same product for some outputs only."""
-        result = PackedFloat()
-        result._pack(float_products.unpack_rows(self.weight, ids), self.offsets[ids])
-        return result
+        values = float_products.unpack_rows(self.weight, ids)
+        return PackedFloat.of_values(values, self.offsets[ids])
 
 
 class PackedGroups(Packed, Linear):
@@ -193,25 +198,27 @@ class PackedGroups(Packed, Linear):
 
     format = group_products.group_product
 
-    def __init__(self, source: GroupLinear, group: int):
+    def __init__(self, source: GroupLinear):
         super().__init__(0, 0)
-        weight = source.quantized
+        weight, part = source.quantized, group_products.part_of(source.quantized.group_size)
+        assert part is not None, "others are dequantised"
         self.shape = (weight.shape[0], weight.shape[1])
-        self.group, self.has_zeros = group, weight.zeros is not None
-        packed, self.factors = group_products.pack(weight, group)
+        self.group, self.part, self.has_zeros = weight.group_size, part, weight.zeros is not None
+        packed, self.factors = group_products.pack(weight)
         self.repack(packed)
         self.order = weight.inputs
-        self.offsets = _bias(source, self.shape[0])
+        self.offsets = bias_of(source, self.shape[0])
 
     @property
     def detail(self) -> int:
-        return group_products.detail_of(self.group, has_zeros=self.has_zeros)
+        points = group_products.points_bytes(self.shape[1] // self.group) if self.has_zeros else 0
+        return group_products.detail_of(self.group, self.part, points)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
     def unpacked(self) -> GroupWeight:
-        """What was packed, in groups as the kernels have them and with scales in float32."""
+        """What was packed, with scales in float32."""
         assert self.factors is not None
         weight = group_products.unpack(
             self.weight, self.factors, self.shape[1], self.group, has_zeros=self.has_zeros
@@ -219,7 +226,7 @@ class PackedGroups(Packed, Linear):
         return replace(weight, inputs=self.order)
 
     def blank_rows(self, count: int) -> PackedFloat:
-        return _blank_float(count, self.shape[1])
+        return blank_float(count, self.shape[1])
 
     def float_row(self, output: int) -> torch.Tensor:
         tile, place = divmod(output, TILE)
@@ -237,14 +244,14 @@ class PackedGroups(Packed, Linear):
         chosen = whole.only_rows(ids)
         assert isinstance(chosen, GroupLinear)
         chosen.bias = nn.Parameter(self.offsets[ids], requires_grad=False)
-        return PackedGroups(chosen, self.group)
+        return PackedGroups(chosen)
 
 
-def _blank_float(outputs: int, inputs: int) -> PackedFloat:
-    result = PackedFloat()
-    result._pack(torch.zeros(outputs, inputs), torch.zeros(outputs))
-    return result
+def blank_float(outputs: int, inputs: int) -> PackedFloat:
+    """Room for so many outputs."""
+    return PackedFloat.of_values(torch.zeros(outputs, inputs), torch.zeros(outputs))
 
 
-def _bias(source: Linear, outputs: int) -> torch.Tensor:
+def bias_of(source: Linear, outputs: int) -> torch.Tensor:
+    """Zeros where there is none."""
     return torch.zeros(outputs) if source.bias is None else source.bias.detach().float().clone()

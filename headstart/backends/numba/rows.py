@@ -161,3 +161,13 @@ def copy(row, out):
 def fill(row, value):
     for i in range(row.shape[0]):
         row[i] = value
+
+
+@njit()
+def gathered(x, order):
+    """Rows x [n, K] with their inputs in another order."""
+    out = np.empty_like(x)
+    for row in range(x.shape[0]):
+        for k in range(x.shape[1]):
+            out[row, k] = x[row, order[k]]
+    return out

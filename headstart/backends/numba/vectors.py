@@ -6,7 +6,7 @@ longer. Vectors have a fixed size that LLVM cuts to what the processor has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -65,3 +65,16 @@ def loop(
     build.cbranch(build.icmp_signed("<", count, times), again, after)
     build.position_at_end(after)
     return list(following)
+
+
+def choose(build: Any, number: Any, cases: Sequence[Callable[[], None]]) -> None:
+    """Run the case of that number; none of them gives a value."""
+    after = build.append_basic_block("after")
+    chosen = build.switch(number, after)
+    for value, case in enumerate(cases):
+        block = build.append_basic_block("case")
+        chosen.add_case(_INT64(value), block)
+        build.position_at_end(block)
+        case()
+        build.branch(after)
+    build.position_at_end(after)

@@ -7,7 +7,8 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from headstart.backends.numba import group_products
+from headstart.backends.numba import eight_bit_products, group_products
+from headstart.backends.numba.eight_bit_linear import PackedEightBits
 from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
 from headstart.backends.weights import WeightFormat, int4_linear
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
@@ -22,15 +23,21 @@ def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
     return source.scales.shape[-1] == 1 and source.inputs is None
 
 
-def packed_as_stored(source: Linear) -> Packed:
-    """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
+def packed_if_stored(source: Linear) -> Linear | Packed:
+    """What is quantised as the kernels have it in 4 or 8 bits; others as they are."""
     if is_by_row(source):
         return PackedLinear.of_rows(source)
-    if isinstance(source, GroupLinear) and source.bits == 4:
-        group = group_products.packed_group(source.quantized.group_size)
-        if group is not None:
-            return PackedGroups(source, group)
-    return PackedFloat(_plain(source))
+    if isinstance(source, GroupLinear) and group_products.takes(source.quantized):
+        return PackedGroups(source)
+    if isinstance(source, QuantizedLinear) and eight_bit_products.takes(source.quantized):
+        return PackedEightBits(source)
+    return source
+
+
+def packed_as_stored(source: Linear) -> Packed:
+    """The same, and others in float32."""
+    held = packed_if_stored(source)
+    return held if isinstance(held, Packed) else PackedFloat(_plain(source))
 
 
 def packed_int8(source: Linear) -> Packed:
@@ -44,7 +51,7 @@ def packed_int4(source: Linear) -> Packed:
         return packed_as_stored(source)
     if source.weight.shape[1] % INT4_GROUP:
         return PackedLinear(source)
-    return PackedGroups(int4_linear(source), INT4_GROUP)
+    return PackedGroups(int4_linear(source))
 
 
 # By `weights` of the options.
@@ -55,14 +62,8 @@ FORMS: dict[str, WeightFormat] = {
 }
 
 
-def packed_if_grouped(source: Linear) -> Linear | Packed:
-    """For plain modules: integers that the kernels have by them, others as they are."""
-    is_grouped = isinstance(source, GroupLinear) and source.bits == 4
-    return packed_as_stored(source) if is_grouped or is_by_row(source) else source
-
-
 # The same for models that the kernels do not run as a whole.
-PRODUCTS: dict[str, WeightFormat] = {**FORMS, "as-dtype": packed_if_grouped}
+PRODUCTS: dict[str, WeightFormat] = {**FORMS, "as-dtype": packed_if_stored}
 
 
 def _plain(source: Linear) -> Linear:

@@ -36,7 +36,7 @@ from headstart.models.attention import LayerCache, PagedContext
 from headstart.models.build import LoadedModel
 from headstart.models.layers import LayerContext
 from headstart.models.mtp import MTPHead
-from headstart.models.quantized import GroupLinear
+from headstart.models.quantized import QuantizedLinear, QuantizedStack
 from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
 from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
@@ -71,8 +71,9 @@ class TorchBackend(FlatBackend):
     def _convert(self, weights: Weights) -> None:
         """Products of other formats by the compiled kernels, where this machine has them."""
         modules = [module for module in (self.trunk, self.head) if module is not None]
-        is_stored = any(isinstance(m, GroupLinear) for module in modules for m in module.modules())
-        if weights == "as-dtype" and not is_stored:
+        each = (m for module in modules for m in module.modules())
+        is_stored = any(isinstance(m, QuantizedLinear | QuantizedStack) for m in each)
+        if weights == "as-dtype" and (self.options.kernels == "off" or not is_stored):
             return
         forms: Mapping[str, WeightFormat] = PLAIN_FORMS
         if self.options.kernels != "off":
@@ -81,7 +82,7 @@ class TorchBackend(FlatBackend):
                 from headstart.backends.numba.weight_formats import PRODUCTS
 
                 forms, reason = PRODUCTS, why_not_whole(self.model)
-            kind = "4-bit" if weights == "as-dtype" else weights
+            kind = "8-bit and 4-bit" if weights == "as-dtype" else weights
             self.notes.append(f"{kind} kernels compute no whole layers here: {reason}")
         self._head_form = forms[beside_layers(weights)]
         convert_trunk(self.trunk, forms, weights)

@@ -41,13 +41,15 @@ def compile_sampling() -> None:
 def compile_others() -> None:
     """Formats and kinds of layers with which no engine is started here."""
     from headstart.backends.numba.delta import delta_net
+    from headstart.backends.numba.eight_bit_products import eight_bit_product
     from headstart.backends.numba.experts import experts
     from headstart.backends.numba.group_products import group_product
     from headstart.backends.numba.latent import latent_attention
     from headstart.backends.numba.products import int8_product
 
     compile_losses()
-    for each in (int8_product, group_product, experts, delta_net, latent_attention):
+    formats = (int8_product, group_product, eight_bit_product)
+    for each in (*formats, experts, delta_net, latent_attention):
         assert each.address
 
 

@@ -15,7 +15,8 @@ pytest.importorskip("numba")
 
 from headstart.backends.numba import group_products, thread_pool
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.group_sums import HEADER, MIDDLE, TOGETHER, UPPER, for_rows
+from headstart.backends.numba.eight_bit_linear import PackedEightBits
+from headstart.backends.numba.group_sums import MIDDLE, POINTS, TOGETHER, UPPER, for_rows
 from headstart.backends.numba.linear import Packed, PackedFloat, PackedGroups, PackedLinear
 from headstart.backends.numba.weight_formats import FORMS, packed_as_stored
 
@@ -55,7 +56,7 @@ def test_products_are_those_of_the_plain_module(
     assert close(packed(x), source, x)
     # Integers within 127 are rounded to themselves: only the order of adding is another one.
     whole = torch.randint(-127, 128, (3, shape[1])).float()
-    whole[:, :: packed.group] = 127
+    whole[:, :: packed.part] = 127
     torch.testing.assert_close(packed(whole), source(whole), rtol=1e-5, atol=1e-3)
 
 
@@ -63,7 +64,7 @@ def test_columns_in_another_order() -> None:
     source = grouped(70, 128, 32, is_ordered=True)
     packed, x = packed_as_stored(source), torch.randn(4, 128)
     assert close(packed(x), source, x)
-    assert not close(PackedGroups(grouped(70, 128, 32), 32)(x), source, x), "the order counts"
+    assert not close(PackedGroups(grouped(70, 128, 32))(x), source, x), "the order counts"
     chosen = torch.tensor([3, 69])
     assert torch.equal(packed.only_rows(chosen)(x), packed(x)[:, chosen])
 
@@ -72,7 +73,7 @@ def test_columns_in_another_order() -> None:
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 def test_unpacking_gives_back_what_was_packed(shape: tuple[int, int, int], has_zeros: bool) -> None:
     weight = grouped(*shape, has_zeros=has_zeros).quantized
-    packed, factors = group_products.pack(weight, shape[2])
+    packed, factors = group_products.pack(weight)
     found = group_products.unpack(packed, factors, shape[1], shape[2], has_zeros=has_zeros)
     assert torch.equal(found.dequantized(torch.float32), weight.dequantized(torch.float32))
     assert (found.zeros is not None) == has_zeros
@@ -82,7 +83,7 @@ def test_scales_far_from_those_of_float16_keep_their_bits() -> None:
     weight = grouped(40, 64, 32).quantized
     for size in (2.0**-60, 2.0**60):
         other = replace(weight, scales=(weight.scales.float() * size))
-        packed, factors = group_products.pack(other, 32)
+        packed, factors = group_products.pack(other)
         found = group_products.unpack(packed, factors, 64, 32, has_zeros=True)
         assert torch.equal(found.scales, other.scales)
 
@@ -127,17 +128,17 @@ _plain_two = for_rows(2, is_plain=True)
 @njit()
 def _by_pairs(tile, zeros, inputs, scales, sums, lines, out):
     _plain_two(
-        tile.ctypes.data, HEADER, zeros.ctypes.data, 0, inputs.ctypes.data, inputs.shape[1],
-        scales.ctypes.data, sums.ctypes.data, scales.shape[1], lines, out.ctypes.data,
+        tile.ctypes.data, zeros.ctypes.data, 0, inputs.ctypes.data, inputs.shape[1],
+        scales.ctypes.data, sums.ctypes.data, scales.shape[1], 1, lines, out.ctypes.data,
     )  # fmt: skip
 
 
 def test_processors_without_the_instruction_get_the_same_sums() -> None:
     weight = grouped(32, 64, 32, has_zeros=False).quantized
-    packed, factors = group_products.pack(weight, 32)
+    packed, factors = group_products.pack(weight)
     inputs = torch.randint(-127, 128, (2, 64), dtype=torch.int8)
     sums = inputs.view(2, 2, 32).sum(2, dtype=torch.int32)
-    zeros = torch.tensor([-MIDDLE] * 16 + [-MIDDLE * UPPER] * 16, dtype=torch.int16)
+    zeros = torch.full((POINTS,), MIDDLE * (1 + UPPER), dtype=torch.uint8)
     out = torch.empty(2, 32)
     arrays = (packed[0], zeros, inputs, torch.ones(2, 2), sums)
     _by_pairs(*(array.numpy() for array in arrays), 32 // TOGETHER, out.numpy())
@@ -156,9 +157,9 @@ def test_which_form_each_matrix_gets() -> None:
     odd = GroupWeight(4, torch.zeros(8, 24, dtype=torch.uint8), torch.ones(8, 2))
     fp8 = Fp8Linear.of(plain(8, 64))
     kinds: dict[str, list[type[Packed]]] = {
-        "as-dtype": [PackedFloat, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
-        "int8": [PackedLinear, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
-        "int4": [PackedGroups, PackedGroups, PackedFloat, PackedFloat, PackedFloat],
+        "as-dtype": [PackedFloat, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
+        "int8": [PackedLinear, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
+        "int4": [PackedGroups, PackedGroups, PackedEightBits, PackedFloat, PackedEightBits],
     }
     others = [GroupLinear(weight, None, torch.float32) for weight in (eight, odd)]
     for weights, expected in kinds.items():
@@ -170,7 +171,7 @@ def test_which_form_each_matrix_gets() -> None:
         torch.testing.assert_close(packed_as_stored(source)(x), source(x), rtol=1e-4, atol=1e-4)
 
 
-def test_8_bits_by_row_are_computed_as_stored_and_others_in_float32() -> None:
+def test_8_bits_by_row_are_multiplied_in_integers_and_others_in_floats() -> None:
     make = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 256, (70, 96), dtype=torch.uint8, generator=make)
     codes[0] = 0  # -128 in every place: the largest sums that there are
@@ -185,4 +186,4 @@ def test_8_bits_by_row_are_computed_as_stored_and_others_in_float32() -> None:
     for weight in (
         GroupWeight(8, codes, scales, zeros), GroupWeight(8, codes, scales.expand(70, 3)),
     ):  # fmt: skip
-        assert isinstance(packed_as_stored(GroupLinear(weight)), PackedFloat)
+        assert isinstance(packed_as_stored(GroupLinear(weight)), PackedEightBits)
