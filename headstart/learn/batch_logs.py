@@ -26,7 +26,7 @@ from headstart.learn.texts import Text
 
 PromptOf = Callable[[dict[str, Any]], list[int]]  # of a request's body; RequestError: refused
 _CALLS, _REASONING = "answers with tool calls", "answers without their reasoning"
-_EMPTY, _REFUSED = "empty answers", "refused requests"
+_EMPTY, _EQUAL, _REFUSED = "empty answers", "answers like earlier ones", "refused requests"
 _UNANSWERED = "requests without an answer"
 
 
@@ -36,6 +36,7 @@ class Logged:
 
     texts: list[Text] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)  # by what they are
+    names: set[str] = field(default_factory=set)
 
     def describe(self) -> str:
         """In one line."""
@@ -86,9 +87,13 @@ def _read_answers(
         end = getattr(reader.tokenizer, "eos_token_id", None)
         if end is not None and _ended_itself(body, choice):
             ids = [*ids, int(end)]
-        sha = hashlib.sha256(repr((prompt, ids)).encode()).hexdigest()[:32]
+        name = f"log-{hashlib.sha256(repr((prompt, ids)).encode()).hexdigest()[:32]}"
+        if name in logged.names:
+            logged.left_out[_EQUAL] += 1
+            continue
+        logged.names.add(name)
         logged.texts.append(Text(
-            id=f"log-{sha}", prompt=prompt, answer=ids, kind=kind,
+            id=name, prompt=prompt, answer=ids, kind=kind,
             time=float(created) if isinstance(created, int | float) else time.time(),
             finish_reason=str(choice.get("finish_reason")),
         ))  # fmt: skip

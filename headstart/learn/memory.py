@@ -38,7 +38,6 @@ def blank_row(num_tokens: int, longest: int) -> Row:
     record = Record(
         id="blank", prompt_id="", category="", turn=0, sample=0,
         ids=np.zeros(longest, np.int32), mask=np.ones(longest, np.bool_), seed=None, sampling={},
-        finish_reason="length", exact_ids=False,
-        num_prompt=0,
+        finish_reason="length", exact_ids=False, num_prompt=0,
     )  # fmt: skip
     return Row((record,) * (num_tokens // longest))

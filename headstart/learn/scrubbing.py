@@ -5,6 +5,7 @@ Earlier versions wrote them there; kinds are numbered now.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -26,19 +27,26 @@ def scrub(folder: Folder) -> list[Path]:
     """
     for path in folder.heads.glob(".*"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if not _scrub(folder.known):
-        folder.known.unlink()  # it is made anew
+    with contextlib.suppress(OSError):  # what cannot be read now may be whole
+        if not _scrub(folder.known):
+            folder.known.unlink()  # it is made anew
     records = [folder.record, *folder.heads.glob(f"*/{PROVENANCE_NAME}")]
-    return [path for path in records if not _scrub(path)]
+    return [path for path in records if not _is_clean(path)]
+
+
+def _is_clean(path: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return _scrub(path)
+    return False
 
 
 def _scrub(path: Path) -> bool:
-    """False for a file that cannot be read."""
+    """False for a file that is no JSON; OSError where it cannot be read."""
     try:
         found = parse_json(read_plain(path))
     except FileNotFoundError:
         return True
-    except (OSError, ValueError):
+    except ValueError:
         return False
     clean = _without_words(found)
     if clean != found:

@@ -15,7 +15,11 @@ from headstart.train.states.source import InProcess
 
 
 class RememberedStates:
-    """States by record; those that were not used for longest make room in memory."""
+    """States by record; those that were not used for longest make room in memory.
+
+    What is on disk is read each time, from the system's own cache: copies that stay for long among
+    tensors that come and go with every step make a process grow to several times what it holds.
+    """
 
     def __init__(self, source: InProcess, max_bytes: int):
         """max_bytes: of memory."""
@@ -67,9 +71,7 @@ class RememberedStates:
         if found is None:
             return None
         frozen = self._source.frozen
-        states = found.to(frozen.device, frozen.dtype)
-        self._keep(record.id, states)
-        return states
+        return found.to(frozen.device, frozen.dtype)
 
     def _is_stored(self, record: Record) -> bool:
         return self._stored is not None and self._stored.has(record)

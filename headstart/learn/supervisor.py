@@ -136,7 +136,8 @@ class Learning:
             self._child.close()
         if self._thread.is_alive():
             self._thread.join(1.0)
-        self._notes.write()
+        if not self._thread.is_alive():  # it may still swap a head, and write them itself
+            self._notes.write()
         self.collector.close()
         self._write_status("stopped")
         self._lock.close()

@@ -98,6 +98,7 @@ class HeadTraining:
         row = blank_row(max(self.options.pack_tokens, longest), longest)
         self._use(self._learner, self._taught_heads)
         batch = self._taught_batch(row, InProcess(self.frozen))  # nothing of it is remembered
+        batch = replace(batch, ids=batch.ids.clamp_min(0))  # losses may leave the blank token out
         learn(self._learner, batch, count([row], self.options.num_depths))
         self._learner.update(0.0)
 

@@ -10,7 +10,6 @@ T rows, H query heads, G key/value heads, D head size, C own keys per row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -19,15 +18,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from headstart.models.dense_attention import (
+    Lengths,
+    all_rows,
+    distance,
+    one_document,
+    some_rows,
+    split,
+)
 from headstart.models.stacked_attention import rows_backward, rows_forward
 
-Lengths = tuple[int, ...]
 _MOST_SCORES = 1 << 26  # that some rows keep; of more, all rows are computed, which keeps none
-
-
-def _split(lengths: Sequence[int], *tensors: Tensor, axis: int = 0) -> Iterator[tuple[Tensor, ...]]:
-    """One tuple of parts per document."""
-    return zip(*(torch.split(t, list(lengths), axis) for t in tensors), strict=True)
 
 
 def causal_attention(
@@ -52,14 +53,14 @@ def causal_attention(
         if not _is_fused(q) and len(rows) * max(lengths) * q.shape[1] <= _MOST_SCORES:
             q = q[rows]
             none = k.new_empty(0, *q.shape[:1], *k.shape[1:])
-            return _of_rows(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks, rows)
+            return some_rows(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks, rows)
         return causal_attention(q, k, v, lengths, window, sinks)[rows]
     none = k.new_empty(0, *k.shape)
     if sinks is not None:
-        return _apply_dense(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks)
+        return all_rows(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks)
     if window is None and _is_fused(q) and v.shape == k.shape:
         return _apply(q, k, v, none, none, lengths)
-    return torch.cat([_plain(*part, window=window) for part in _split(lengths, q, k, v)])
+    return torch.cat([_plain(*part, window=window) for part in split(lengths, q, k, v)])
 
 
 def chained_attention(
@@ -83,7 +84,7 @@ def chained_attention(
         return _merged(q, k, v, own_k, own_v, lengths, rows)
     if rows is not None:
         if not _is_fused(q):
-            return _of_rows(q, k, v, own_k, own_v, lengths, window, sinks, rows)
+            return some_rows(q, k, v, own_k, own_v, lengths, window, sinks, rows)
         size = len(k)
         q, own_k, own_v = (
             x.new_zeros(*x.shape[:at], size, *x.shape[at + 1 :]).index_copy(at, rows, x)
@@ -91,14 +92,14 @@ def chained_attention(
         )
         return chained_attention(q, k, v, own_k, own_v, lengths, window, sinks)[rows]
     if window is not None or sinks is not None or v.shape != k.shape:
-        return _apply_dense(q, k, v, own_k, own_v, lengths, window, sinks)
+        return all_rows(q, k, v, own_k, own_v, lengths, window, sinks)
     return _apply(q, k, v, own_k, own_v, lengths)
 
 
 def _apply(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths) -> Tensor:
     if _is_fused(q):
         return _merged(q, k, v, own_k, own_v, n, None)
-    return _apply_dense(q, k, v, own_k, own_v, n, None, None)
+    return all_rows(q, k, v, own_k, own_v, n, None, None)
 
 
 def _merged(
@@ -106,35 +107,6 @@ def _merged(
 ) -> Tensor:
     result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n, rows)
     return result
-
-
-def _apply_dense(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths,
-    window: int | None, sinks: Tensor | None,
-) -> Tensor:  # fmt: skip
-    shared, own = _split(n, q, k, v), _split(n, own_k, own_v, axis=1)
-    parts = zip(shared, own, strict=True)
-    return torch.cat([_dense(*a, *b, window=window, sinks=sinks) for a, b in parts])
-
-
-def _of_rows(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths,
-    window: int | None, sinks: Tensor | None, rows: Tensor,
-) -> Tensor:  # fmt: skip
-    """All scores of these rows in memory, and none of others."""
-    starts = torch.tensor([0, *accumulate(lengths)])
-    counts = torch.searchsorted(rows.cpu(), starts).diff().tolist()
-    parts = zip(
-        _split(lengths, k, v), _split(counts, q, rows), _split(counts, own_k, own_v, axis=1),
-        starts.tolist(), strict=False,
-    )  # fmt: skip
-    return torch.cat([
-        _dense(
-            own_q, *keys, *own, window=window, sinks=sinks, at=places - start
-        )
-        for keys, (own_q, places), own, start in parts
-        if len(places)
-    ])  # fmt: skip
 
 
 def _is_fused(q: Tensor) -> bool:
@@ -146,8 +118,8 @@ def _is_fused(q: Tensor) -> bool:
 
 
 def _is_stacked(q: Tensor) -> bool:
-    """Whether `stacked_attention` takes this: on CPUs no fused kernel takes half precision and says
-    the sums of scores."""
+    """Whether `stacked_attention` takes this: no fused kernel of CPUs takes half precision and
+    returns the log-sum-exp."""
     return q.device.type == "cpu" and q.dtype in (torch.bfloat16, torch.float16)
 
 
@@ -155,8 +127,8 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
     """One document, by PyTorch's own choice of kernel."""
     mask = None
     if window is not None:
-        distance = _distance(q.shape[0], q.device)
-        mask = (distance >= 0) & (distance < window)
+        back = distance(q.shape[0], q.device)
+        mask = (back >= 0) & (back < window)
     result = scaled_dot_product_attention(
         q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1),
         attn_mask=mask, is_causal=mask is None, enable_gqa=True,
@@ -164,49 +136,12 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
     return result.transpose(0, 1)
 
 
-def _dense(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, *,
-    window: int | None = None, sinks: Tensor | None = None, allowed: Tensor | None = None,
-    at: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """One document with all scores in memory: for what has no fused kernel.
-
-    at [N]: the rows that q, own_k and own_v are of; all of them where it is not given.
-    """
-    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    own_k, own_v = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
-    scores = torch.einsum("thd,shd->hts", q, k)
-    distance, ahead = _distance(k.shape[0], q.device), own_k.shape[0]
-    distance = distance if at is None else distance[at]
-    unseen = distance < 0
-    own = torch.einsum("thd,cthd->htc", q, own_k)
-    if window is not None:  # a query lies `ahead` places after the row that its chain began at
-        unseen |= distance >= window - ahead
-        own[..., : max(0, ahead - window)] = -torch.inf
-    scores = torch.cat([scores.masked_fill(unseen, -torch.inf), own], -1) * scale
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    if sinks is not None:
-        sunk = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
-        scores = torch.cat([scores, sunk], -1)
-    weights = scores.softmax(-1)[..., : k.shape[0] + ahead]
-    shared, rest = torch.split(weights, [k.shape[0], ahead], -1)
-    return torch.einsum("hts,shd->thd", shared, v) + torch.einsum("htc,cthd->thd", rest, own_v)
-
-
 def chosen_attention(
     q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, allowed: Tensor,
     sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`chained_attention` of one document, where rows see a choice only: allowed [T, T + C]."""
-    return _dense(q, k, v, own_k, own_v, allowed=allowed, sinks=sinks)
-
-
-def _distance(rows: int, device: torch.device) -> Tensor:
-    """[rows, rows]: how far back a column lies from a row; negative ahead of it."""
-    at = torch.arange(rows, device=device)
-    return at[:, None] - at
+    return one_document(q, k, v, own_k, own_v, allowed=allowed, sinks=sinks)
 
 
 class _Merged(torch.autograd.Function):
@@ -275,7 +210,7 @@ def _shared_forward(
         return result, sums.t(), (edges, *random)
     group = q.shape[1] // k.shape[1]
     results, parts = [], []
-    for a, b, c in _split(lengths, q, k, v):
+    for a, b, c in split(lengths, q, k, v):
         part, part_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             _heads_first(a), _heads_first(b, group), _heads_first(c, group), 0.0, True
         )
@@ -307,7 +242,7 @@ def _shared_backward(
         return d_q, d_k, d_v
     group = q.shape[1] // k.shape[1]
     parts = []
-    for d, a, b, c, r, s in _split(lengths, grad, q, k, v, result, sums):
+    for d, a, b, c, r, s in split(lengths, grad, q, k, v, result, sums):
         d_a, d_b, d_c = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             _heads_first(d), _heads_first(a), _heads_first(b, group), _heads_first(c, group),
             _heads_first(r), s.t()[None], 0.0, True,

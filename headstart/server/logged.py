@@ -20,6 +20,11 @@ _FIELDS = (
     "messages", "tools", "tool_choice", "chat_template_kwargs", "reasoning_effort",
     "add_generation_prompt", "continue_final_message",
 )  # fmt: skip
+# What a prompt depends on, too, and this server refuses: such a request is left out.
+_REFUSED = (
+    "chat_template", "documents", "functions", "enable_thinking", "thinking", "add_special_tokens",
+    "truncate_prompt_tokens", "truncation", "verbosity",
+)  # fmt: skip
 
 
 class LoggedPrompts:
@@ -33,7 +38,7 @@ class LoggedPrompts:
 
     def read(self, body: dict[str, Any]) -> list[int]:
         """Token ids of the prompt; RequestError where this server would refuse it."""
-        given = {name: body[name] for name in _FIELDS if body.get(name) is not None}
+        given = {name: body[name] for name in (*_FIELDS, *_REFUSED) if body.get(name) is not None}
         try:
             request = ChatRequest.model_validate(given)
         except ValidationError as error:

@@ -38,6 +38,7 @@ class _Open:
         self.job, self.number, self.channel = job, number, channel
         self.unfinished = job.num_samples
         self.num_tokens = 0  # of its answers, so far
+        self.is_left = False  # its client is gone, so that nothing is learned from it
 
 
 class Worker:
@@ -188,6 +189,9 @@ class Worker:
 
     def _drop(self, channel: Channel) -> None:
         assert self.engine is not None
+        for job in channel.jobs:
+            if (found := self._open.get(job.id)) is not None and found.channel is channel:
+                found.is_left = True
         self._hand_out()  # a request that has just ended has its result there
         for job in channel.jobs:
             if (found := self._open.get(job.id)) is not None and found.channel is channel:
@@ -241,7 +245,8 @@ class Worker:
         result = engine.collect(open_job.job.id)
         self.metrics.request_finished(result)
         del self._open[open_job.job.id]  # only now: where these fail, the request fails with them
-        if self.on_result is not None and open_job.job.learned_as is not None:
+        is_kept = open_job.job.learned_as is not None and not open_job.is_left
+        if self.on_result is not None and is_kept:
             try:
                 self.on_result(open_job.job, result)
             except Exception:  # learning never ends a request

@@ -239,14 +239,16 @@ def test_prompts_of_logs_are_read_as_the_server_reads_them(tiny: Tiny, tmp_path:
     for path, part in zip(files, (
         lambda body: {"body": body}, lambda body: {"response": {"body": {"choices": [*two, calls]}}}
     ), strict=True):  # fmt: skip
-        documents = ({"custom_id": name, **part(body)} for name, body in BODIES.items())
+        refused = {"documents": {"messages": [USER], "documents": [{"text": "read this"}]}}
+        documents = ({"custom_id": name, **part(body)} for name, body in (BODIES | refused).items())
         path.write_text("".join(json.dumps(each) + "\n" for each in documents))
     found = headstart(
         "learn", "run", str(tmp_path / "learned"), "--model", str(model), "--device", "cpu",
         "--requests", str(files[0]), "--answers", str(files[1]), "--minutes", "0",
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
-    assert "read 12 answers; left out 6 answers with tool calls" in found.stderr
+    left_out = "4 answers like earlier ones, 6 answers with tool calls, 1 refused requests"
+    assert f"read 8 answers; left out {left_out}" in found.stderr
     store = Store(Folder(tmp_path / "learned").texts, 1 << 20)
     kept = [text.record for text in store.refresh()]
     assert len(kept) == 8, "three of the prompts are the same"

@@ -39,7 +39,8 @@ def row_sums(
     target: Tensor | None = None,
     target_norm: Tensor | None = None,
 ) -> RowSums:
-    """See `LossKernels`."""
+    """See `LossKernels`. A row that holds what is no finite number has NaN in all of these."""
+    assert places is None or not len(places) or int(places.min()) >= 0
     rows = len(logits)
     numbers = np.full((_SUMS, rows), np.nan, np.float32)
     best = np.empty(rows, np.int64)
@@ -176,12 +177,17 @@ def _sum_rows(counters, logits, places, target, target_norm, numbers, best):
             highest = row[best[r]]
             _shares(row, highest, q)
             norm = highest + np.float32(math.log(_total(q)))
+            spoiled = _total(row)  # not finite where a logit is not, of which `exp` says nothing
+            if target.shape[0]:
+                _widen(target[r], taught)
+                spoiled += _total(taught)
+            if not math.isfinite(spoiled):
+                continue  # NaN in all numbers
             numbers[0, r] = norm
             if places.shape[0]:
                 numbers[1, r] = row[places[r]] - norm
             if target.shape[0]:
                 _shares(row, norm, q)
-                _widen(target[r], taught)
                 _shares(taught, target_norm[r], p)
                 numbers[2, r], numbers[3, r], numbers[4, r] = _common(q, p)
                 numbers[5, r] = _cross(p, taught, target_norm[r], row, norm)
@@ -208,6 +214,8 @@ def _mix_rows(counters, logits, log_norm, weights, places, target, target_norm):
                 _widen(target[r], row)
                 _shares(row, target_norm[r], p)
             draft, of_target, below = weights[0, r], weights[1, r], weights[2, r]
+            if math.isnan(log_norm[r]):
+                draft = log_norm[r]  # and so the whole gradient is NaN
             for i in range(width):
                 share = draft + (below if q[i] <= p[i] else np.float32(0))
                 row[i] = share * q[i] + of_target * p[i]

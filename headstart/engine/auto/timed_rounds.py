@@ -13,7 +13,7 @@ from headstart.copying.drafts import Copy
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.core import EngineCore
-from headstart.engine.options import MENU, Speculate
+from headstart.engine.options import MENU, VERIFIED, Speculate
 from headstart.engine.request import Admission, Request
 from headstart.errors import EngineError
 from headstart.sampling.params import DraftFrom, SamplingParams
@@ -46,7 +46,7 @@ class Serving:
         """The same with answers that go on when the prompts of the other requests are read: rounds
         count in which all decode."""
         others = replace(self, requests=self.requests - 1).reading_steps(rows)
-        drafted = others * (1 + self.max_drafts)
+        drafted = others * (1 + max(self.max_drafts, VERIFIED[-1]))  # copies are as many as may be
         return replace(self, answer_tokens=max(self.answer_tokens, 2 * drafted))
 
 
@@ -161,9 +161,14 @@ class HostTimer:
             raise EngineError(
                 f"--requests is {self.serving.requests}, and they never decoded all at once: "
                 f"prompts of up to {max(map(len, self.serving.prompts))} tokens take too long to "
-                "read. Lower --requests."
+                f"read. {self._remedy}"
             )
         return found or [last]  # where there is no room for so many drafts
+
+    @property
+    def _remedy(self) -> str:
+        fewer = "Lower --requests" if self.serving.requests > 1 else "Leave out the longest texts"
+        return f"{fewer}, or give --bandwidth."
 
     def _ask_as(self, cell: Cell) -> None:
         """As many requests as are served, and all of them as the cell says."""
@@ -189,8 +194,8 @@ class HostTimer:
             raise EngineError(
                 f"--requests is {self.serving.requests}, and there is memory for "
                 f"{len(scheduler.running)} of them, of up to {self.serving.num_tokens} tokens, "
-                "beside those of other engines that are timed in turns. Lower --requests, or free "
-                "memory."
+                "beside those of other engines that are timed in turns. "
+                f"{self._remedy}"
             )
         if sources is None:
             return TimedRound(took, context, 0.0, could_copy=False)

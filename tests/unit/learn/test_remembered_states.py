@@ -87,6 +87,7 @@ def test_served_states_are_read_and_others_are_computed_once(folder: Folder) -> 
         wanted = torch.cat([computed(a), rows(4, 0).float(), computed(a), computed(c)])
         assert torch.equal(found, wanted)
     assert trunk.computed == ["a", "c"]
+    assert states.num_bytes == 4 * WIDTH * (3 + 5), "what is on disk is not in memory, too"
 
 
 def test_what_was_prepared_is_there_for_the_next_learner(folder: Folder) -> None:

@@ -15,6 +15,7 @@ from headstart.families.base import HeadLayout
 from headstart.models import ragged, stacked_attention
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.build import build
+from headstart.models.dense_attention import one_document
 from headstart.models.documents import Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.ragged import causal_attention, chained_attention
@@ -193,10 +194,8 @@ def test_windows_and_sinks_of_a_chain_are_those_of_the_text_it_makes(
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: tuple[int, ...]
 ) -> Tensor:
-    from headstart.models.ragged import _dense as one
-
     parts = [t.split(lengths) for t in (q, k, v)] + [t.split(lengths, 1) for t in (own_k, own_v)]
-    return torch.cat([one(*part) for part in zip(*parts, strict=True)])
+    return torch.cat([one_document(*part) for part in zip(*parts, strict=True)])
 
 
 def test_freezing_only_the_head_gets_gradients() -> None:
@@ -241,8 +240,12 @@ def test_rows_that_are_wanted_alone_are_what_they_are_among_all(
 
 
 @pytest.mark.parametrize("own", [0, 2])
-def test_half_precision_on_a_cpu_is_near_the_exact_result(own: int) -> None:
+@pytest.mark.parametrize("most_scores", [1 << 24, 400], ids=["whole", "in parts"])
+def test_half_precision_on_a_cpu_is_near_the_exact_result(
+    own: int, most_scores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows alone, whose gradients come back through the stacked products."""
+    monkeypatch.setattr(stacked_attention, "_MOST_SCORES", most_scores)
     torch.manual_seed(own)
     lengths, rows = (40, 3, 17), torch.tensor([2, 30, 39, 41, 50, 59])
     parts = [torch.randn(shape) for shape in ((60, 6, 16), (60, 2, 16), (60, 2, 16))]

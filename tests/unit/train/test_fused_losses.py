@@ -86,6 +86,30 @@ def test_chunks_of_rows_are_larger_than_on_the_plain_path(
     assert sizes == [64, 64]
 
 
+@pytest.mark.parametrize("spoiled", [torch.nan, -torch.nan, torch.inf])
+@pytest.mark.parametrize("side", ["draft", "trunk"])
+def test_a_row_that_is_not_finite_has_a_loss_that_is_not_and_others_keep_theirs(
+    kernels: LossKernels, side: str, spoiled: float
+) -> None:
+    """Training skips a step by its loss; a number would hide what became of the head."""
+    torch.manual_seed(4)
+    places = torch.tensor([3, 7, 11])
+
+    def overlaps(logits: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        norm = kernels.row_sums(target).log_norm
+        sums = kernels.row_sums(logits, places, target, norm)
+        weights = Mixture(torch.ones(3), below=-torch.ones(3))
+        return sums.overlap, kernels.mix_(logits, sums.log_norm, weights, places, target, norm)
+
+    logits, target = torch.randn(3, 40), torch.randn(3, 40)
+    wanted, slopes = overlaps(logits.clone(), target)
+    (logits if side == "draft" else target)[1, 5] = spoiled
+    found, given = overlaps(logits, target)
+    assert not found[1].isfinite() and not bool(given[1].isfinite().all())
+    torch.testing.assert_close(found[[0, 2]], wanted[[0, 2]])
+    torch.testing.assert_close(given[[0, 2]], slopes[[0, 2]])
+
+
 @pytest.mark.parametrize("kind", ["tv", "lk", "ce"])
 def test_a_cpu_forms_losses_of_bf16_rows_by_kernels(kind: str) -> None:
     """Of many rows only; what is rounded is what the plain path rounds."""

@@ -29,6 +29,7 @@ class Steps:
     preempts: bool = False
     sources: None = None
     were_reading: list[bool] = field(default_factory=list)  # by step, whether a prompt was read
+    emitted: int = 1  # tokens of a request in a step
 
     @property
     def core(self) -> Any:
@@ -47,8 +48,9 @@ class Steps:
         while self.waiting and len(self.running) < self.memory:
             self.running.append(self.waiting.pop(0))
         for request in decoding:
-            request.tokens.append(1)
-            request.num_computed += 1
+            tokens = min(self.emitted, request.room)
+            request.tokens += [1] * tokens
+            request.num_computed += tokens
             if not request.room:
                 self.running.remove(request)
         reading = [request for request in self.running if not request.is_decoding][:1]
@@ -100,8 +102,10 @@ def test_answers_that_end_while_others_are_read_are_an_error_unless_they_are_lon
     with pytest.raises(EngineError, match="never decoded all at once: prompts of up to 80 tokens"):
         own.rounds(Cell(0))
     longer = own.serving.outlasting(ROWS)
-    assert longer.answer_tokens == 2 * 20 * 3 and longer.outlasting(ROWS) == longer
-    assert timer(Steps(memory=3), prompt=10 * ROWS, answer=longer.answer_tokens).rounds(Cell(0))
+    assert longer.answer_tokens == 2 * 20 * 17 and longer.outlasting(ROWS) == longer
+    for emitted in (1, 17):
+        steps = Steps(memory=3, emitted=emitted)
+        assert timer(steps, prompt=10 * ROWS, answer=longer.answer_tokens).rounds(Cell(0))
 
 
 @pytest.mark.parametrize(("seconds", "turns"), [(0.0, 40), (3.0, 5), (20.0, 4), (1000.0, 2)])
