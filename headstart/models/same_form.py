@@ -79,6 +79,14 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in held.items() if isinstance(value, Tensor)}
 
 
+def _numbers(module: nn.Module) -> dict[str, int]:
+    """Numbers that say how its tensors are laid out; no tensor holds them."""
+    return {
+        name: value for name, value in vars(module).items()
+        if isinstance(value, int) and not name.startswith("_") and name != "training"
+    }  # fmt: skip
+
+
 def matched(running: nn.Module, new: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """Every tensor of a running part, and the one to be written there; ShapeMismatch if none fits.
 
@@ -88,8 +96,11 @@ def matched(running: nn.Module, new: nn.Module) -> list[tuple[Tensor, Tensor]]:
     for name, old, other in _side_by_side(running, new):
         if old is None or other is None or type(old) is not type(other):
             raise _other_form(name, _kind(old), _kind(other))
-        if isinstance(other, Norm):
-            _ = other.factor  # made when it is first asked for
+        if isinstance(other, Norm) and isinstance(old, Norm):
+            _ = old.factor, other.factor  # made when it is first asked for
+        for key, number in _numbers(old).items():
+            if (given := _numbers(other).get(key)) != number:
+                raise _other_form(f"{name}.{key}", str(number), str(given))
         held = _tensors(old)
         for key, value in held.items():
             found = getattr(other, key, None)
@@ -98,8 +109,7 @@ def matched(running: nn.Module, new: nn.Module) -> list[tuple[Tensor, Tensor]]:
             if (found.shape, found.dtype) != (value.shape, value.dtype):
                 raise _other_form(f"{name}.{key}", _words(value), _words(found))
             pairs.append((value, found))
-        more = [key for key in (*other._parameters, *other._buffers) if key not in held]
-        more = [key for key in more if isinstance(getattr(other, key), Tensor)]
+        more = [key for key in _tensors(other) if key not in held]
         if more:
             raise _other_form(f"{name}.{more[0]}", "missing", _words(getattr(other, more[0])))
     return pairs

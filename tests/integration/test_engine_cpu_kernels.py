@@ -295,7 +295,13 @@ def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
 STORED = {
     "PackedGroups": ["awq", "gptq-sorted", "gptq", "compressed-tensors", "auto-round"],
     "PackedLinear": ["int8-row"],
-    "PackedEightBits": ["fp8-row", "fp8-block", "fp8-tensor", "int8-group", "int8-asymmetric"],
+    "PackedEightBits": [
+        "fp8-row",
+        "fp8-block",
+        "fp8-tensor",
+        "int8-group-plain",
+        "int8-asymmetric",
+    ],
 }
 RARE = ("gptq", "auto-round", "int8-asymmetric")
 SIZES: dict[str, dict[str, int]] = {"fp8-block": {"head_dim": 64, "intermediate_size": 128}}

@@ -77,7 +77,7 @@ _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
          "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8}},
          "ignore": ["lm_head", "re:.*mtp.*"]},
     ),
-    "int8-group": (
+    "int8-group-plain": (
         _grouped_int8,
         {"quant_method": "compressed-tensors", "format": "int-quantized",
          "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8_GROUPS}},
@@ -86,6 +86,7 @@ _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
 }  # fmt: skip
 _BY_MATRIX = {**FORMATS, **ALSO_READ}
 ALL = (*_BY_MATRIX, *_MADE)
+assert len(set(ALL)) == len(ALL)
 VALUES = ("nvfp4", "mxfp4", "mxfp8", "fp8-small-blocks")  # those that no backend computes with
 
 

@@ -32,7 +32,7 @@ from headstart.backends.numba.own_rows import OwnOfBatch, OwnRows
 from headstart.backends.numba.packing import pack_rest
 from headstart.backends.numba.row_layouts import TextRows, joined, layout_of
 from headstart.backends.numba.vectors import LANES
-from headstart.backends.numba.weight_formats import FORMS
+from headstart.backends.numba.weight_formats import FORMS, widened_notes
 from headstart.backends.results import CacheSizes, DraftChain, HeadOutput
 from headstart.backends.rows import HeadRows, StateRows, TrunkOutput, TrunkRows
 from headstart.backends.torch.threads import use_all_cores
@@ -68,6 +68,7 @@ class NumbaBackend(CompiledChooser, Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         Backend.__init__(self, model, options)
         CompiledChooser.__init__(self, self.config.vocab)
+        self.notes += widened_notes([self.trunk, *([] if self.head is None else [self.head])])
         convert_trunk(self.trunk, FORMS, options.weights)
         pack_rest(self.trunk)
         if self.head is not None:

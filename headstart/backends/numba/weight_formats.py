@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import prod
 from typing import TypeGuard
 
 import torch
@@ -21,6 +23,28 @@ def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
     if not isinstance(source, GroupLinear) or source.bits != 8 or source.zeros is not None:
         return False
     return source.scales.shape[-1] == 1 and source.inputs is None
+
+
+def is_read_as_stored(source: QuantizedLinear) -> bool:
+    """Whether the kernels have a format for it."""
+    if is_by_row(source) or eight_bit_products.takes(source.quantized):
+        return True
+    return isinstance(source, GroupLinear) and group_products.takes(source.quantized)
+
+
+def widened_notes(parts: Iterable[nn.Module]) -> list[str]:
+    """About weights that are stored quantised and computed in float32."""
+    quantized = [m for part in parts for m in part.modules() if isinstance(m, QuantizedLinear)]
+    found = [own for own in quantized if not is_read_as_stored(own)]
+    if not found:
+        return []
+    stored = sum(held.nbytes for own in found for held in (*own.parameters(), *own.buffers()))
+    wide = sum(4 * prod(own.quantized.shape) for own in found)
+    return [
+        f"{len(found)} weights that are stored quantised are computed in float32, {wide / 1e6:.2f} "
+        f"MB in place of {stored / 1e6:.2f} MB: the kernels read groups of a multiple of 32 inputs "
+        "(4 bits) or 4 (8 bits), and widths that are a multiple of 4"
+    ]
 
 
 def packed_if_stored(source: Linear) -> Linear | Packed:

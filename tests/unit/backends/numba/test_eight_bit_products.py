@@ -16,7 +16,7 @@ pytest.importorskip("numba")
 from headstart.backends.numba import thread_pool
 from headstart.backends.numba.eight_bit_linear import PackedEightBits
 from headstart.backends.numba.linear import PackedFloat
-from headstart.backends.numba.weight_formats import packed_as_stored
+from headstart.backends.numba.weight_formats import packed_as_stored, widened_notes
 
 NUMBERS = torch.tensor([code for code in range(256) if code & 0x7F != 0x7F], dtype=torch.uint8)
 
@@ -141,5 +141,8 @@ def test_what_the_kernels_cannot_read_is_computed_in_float32() -> None:
     for weight in (odd, no_number, integers(8, 60, 30).quantized):
         made = packed_as_stored(linear_of(weight, None, torch.float32))
         assert isinstance(made, PackedFloat)
+        (note,) = widened_notes([linear_of(weight, None, torch.float32)])
+        assert note.startswith("1 weights that are stored quantised are computed in float32")
+    assert not widened_notes([floats(8, 64), integers(8, 64, 32)])
     found = packed_as_stored(linear_of(no_number, None, torch.float32))(torch.randn(2, 64))
     assert found.isnan().any(0).tolist() == [row == 3 for row in range(8)]
