@@ -35,9 +35,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from copied_figures import ALL, LOOPS, compared, mean_of, middle, summaries, tables
 from copied_spans import copied_share, loops
 from engines_beside import beside
-from result_files import save, table
+from result_files import save
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
@@ -52,7 +53,6 @@ from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
-ALL, LOOPS = "all", "looping"
 PREDICTED_EVERY = 39  # prompts: a prediction takes a minute or more
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
@@ -130,89 +130,6 @@ def measure(sides: dict[str, Side], prompts: Sequence[Conversation]) -> Iterator
         yield row
 
 
-def middle(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row of each prompt, with each engine's answer that took the middle time behind the
-    first token."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(row["id"], []).append(row)
-    found = []
-    for own in groups.values():
-        chosen = {
-            name: sorted(own, key=lambda row: row["seconds"][name] - row["prompt_seconds"][name])[
-                len(own) // 2
-            ]
-            for name in own[0]["seconds"]
-        }
-        times = ("seconds", "prompt_seconds")
-        found.append({
-            **own[0], "identical": all(row["identical"] for row in own),
-            **{time: {name: row[time][name] for name, row in chosen.items()} for time in times},
-        })  # fmt: skip
-    return found
-
-
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Speeds over all rows, with and without the prompts' time, and `auto`'s over the others'."""
-    tokens, names = sum(row["tokens"] for row in rows), list(rows[0]["seconds"])
-
-    def speed(name: str, *, decoding: bool) -> float:
-        seconds = sum(row["seconds"][name] for row in rows)
-        if decoding:
-            seconds -= sum(row["prompt_seconds"][name] or 0.0 for row in rows)
-        return float(tokens / max(seconds, 1e-9))
-
-    found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
-    for kind, decoding in (("whole", False), ("decoding", True)):
-        speeds = {name: speed(name, decoding=decoding) for name in names}
-        over = dict[str, float]()
-        if "auto" in speeds:
-            over = {f"auto_over_{n}": speeds["auto"] / s for n, s in speeds.items() if n != "auto"}
-        found[kind] = {"tokens_per_second": speeds, **over}
-    found["copied_share"] = sum(r["copied_share"] * r["tokens"] for r in rows) / max(1, tokens)
-    found["identical"] = sum(row["identical"] for row in rows)
-    return found
-
-
-def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """By part: all, those that do not loop, those that do, and the categories of the former."""
-    straight = [row for row in rows if not row["loops"]]
-    parts: dict[str, list[dict[str, Any]]] = {"all that do not loop": straight, ALL: [*rows]}
-    parts[LOOPS] = [row for row in rows if row["loops"]]
-    for row in straight:
-        parts.setdefault(row["category"], []).append(row)
-    return {name: summary(part) for name, part in parts.items() if part}
-
-
-def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[str]:
-    """`auto` over the others, and what was predicted beside what was measured."""
-    sides = list(found[ALL]["decoding"]["tokens_per_second"])
-    against = [name for name in sides if name != "auto"] if "auto" in sides else []
-    lines = table(
-        ["part", "prompts", "tokens", "copied", "identical",
-         *(f"auto over {name}, decoding" for name in against)],
-        [
-            [name, str(own["prompts"]), str(own["tokens"]), f"{own['copied_share']:.0%}",
-             str(own["identical"]),
-             *(f"{own['decoding'][f'auto_over_{side}']:.3f}" for side in against)]
-            for name, own in found.items()
-        ],
-    )  # fmt: skip
-    if not comparison:
-        return lines
-    off = [abs(row["off"]) for row in comparison]
-    lines += ["", f"Predicted within 5 %: {sum(each <= 0.05 for each in off)} of {len(off)}, mean "
-              f"{np.mean(off):.1%}, most {max(off):.1%}.", ""]  # fmt: skip
-    return lines + table(
-        ["part", "drafts", "predicted over none", "measured", "off"],
-        [
-            [row["part"], row["side"], f"{row['predicted']:.3f}", f"{row['measured']:.3f}",
-             f"{row['off']:+.1%}"]
-            for row in comparison
-        ],
-    )  # fmt: skip
-
-
 def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict[str, Any]:
     """What `score` says of these answers, by part: speeds over no drafts."""
     records = []
@@ -235,30 +152,6 @@ def predicted(rows: Sequence[dict[str, Any]], given: argparse.Namespace) -> dict
         part: {side: own[name] for side, name in names.items() if side in given.sides}
         for part, own in {ALL: last, **last["by_category"]}.items()
     }
-
-
-def mean_of(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several predictions, by part and side."""
-    return {
-        part: {side: float(np.mean([each[part][side] for each in said])) for side in own}
-        for part, own in said[0].items()
-    }
-
-
-def compared(
-    said: dict[str, Any], found: dict[str, Any], parts: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Predicted and measured speeds over no drafts, by part and side."""
-    rows = []
-    for part in parts:
-        speeds = found[part]["decoding"]["tokens_per_second"]
-        for side in said[part]:
-            real = speeds[side] / speeds["plain"]
-            rows.append({
-                "part": part, "side": side, "predicted": said[part][side], "measured": real,
-                "off": said[part][side] / real - 1,
-            })  # fmt: skip
-    return rows
 
 
 def main() -> None:
