@@ -26,7 +26,7 @@ _REPEATS = 4
 
 
 @dataclass(frozen=True)
-class _Timed:
+class Timed:
     """A run that is timed; what comes before it only leaves caches as they are in a round."""
 
     run: Callable[[], None]
@@ -61,12 +61,16 @@ class BlankPasses:
         self, batch: int, counts: Sequence[int], params: SamplingParams
     ) -> list[float]:
         """Of each number of drafts, timed in turns: a bad spell of the machine hits all alike."""
-        each = [self._works(self._blank(batch, drafts, params), drafts) for drafts in counts]
+        return self.seconds([self.verification(batch, drafts, params) for drafts in counts])
 
-        def check(works: Sequence[Work]) -> None:
+    def verification(self, batch: int, drafts: int, params: SamplingParams) -> Timed:
+        """A trunk pass over rows of so many drafts each, and the decision."""
+        works = self._works(self._blank(batch, drafts, params), drafts)
+
+        def run() -> None:
             verify(works, self._trunk(works), chooser=self.backend)
 
-        return self._seconds([_Timed(partial(check, works)) for works in each])
+        return Timed(run)
 
     def draft_seconds(
         self, batch: int, counts: Sequence[int], params: SamplingParams
@@ -85,8 +89,8 @@ class BlankPasses:
                 drafter.resume(request, at=self.context)
             drafter.propose(dict.fromkeys(requests, drafts))
 
-        seconds = self._seconds(
-            [_Timed(partial(draft, *own), partial(self._trunk, self._works(own[1], 0)))
+        seconds = self.seconds(
+            [Timed(partial(draft, *own), partial(self._trunk, self._works(own[1], 0)))
              for own in each]
         )  # fmt: skip
         for request in (request for _, requests in each for request in requests):
@@ -120,8 +124,11 @@ class BlankPasses:
             requests.append(request)
         return requests
 
-    def _seconds(self, runs: Sequence[_Timed]) -> list[float]:
-        """The quickest of some times each, all in turns; the first turn warms up."""
+    def seconds(self, runs: Sequence[Timed]) -> list[float]:
+        """The quickest of some times each, all in turns; the first turn warms up.
+
+        Runs of other blank passes over the same backend may be among them.
+        """
         times: list[list[float]] = [[] for _ in runs]
         for _ in range(1 + _REPEATS):
             for timed, own in zip(runs, times, strict=True):

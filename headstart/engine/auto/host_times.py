@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-import torch
-
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.context_times import RealRound, limited, time_context
 from headstart.engine.auto.costs import Curve, curve_at, level
 from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
 from headstart.engine.core import EngineCore
@@ -24,10 +23,9 @@ from headstart.sampling.params import DraftFrom
 _SECONDS = 10.0  # that rounds of one draft vocabulary are timed for,
 _TURNS = (5, 40)  # in at least and at most so many turns
 _EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
-_CONTEXTS = (32, 1024)  # tokens of a request, between which what one of them adds is taken
-_NONE = Cell(0)  # rounds of an engine that drafts nothing,
-_NONE_EVERY = 8  # in front of so many others
-ENGINES = 3  # that have requests under way meanwhile
+_NO_DRAFTS = Cell(0)  # rounds of an engine that drafts nothing,
+_NO_DRAFTS_EVERY = 8  # in front of so many others
+ENGINES = 3  # that are timed in turns at most, each with requests of its own
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,10 @@ class HostTimes:
 
     def added(self, drafts: float, context: float) -> float:
         """Seconds that a round of so many tokens takes more than those that were timed."""
-        per_token = curve_at(self.per_token, drafts) if self.per_token else 0.0
-        return per_token * (context - self.context)
+        if not self.per_token:
+            return 0.0
+        most, _ = self.per_token[-1]  # `limited` knows of no more than these
+        return curve_at(self.per_token, min(drafts, most)) * (context - self.context)
 
 
 def time_rounds(
@@ -69,11 +69,12 @@ def time_rounds(
     has_head = core.drafter is not None
     kinds: list[Speculate] = ["auto", 0, "context"] if has_head else [0, "context"]
     timers = {kind: HostTimer(core.beside(kind), prompts, serving) for kind in kinds}
-    per_token = _per_token(core, serving)
+    counts = _copied_counts(core, serving)
+    per_token = time_context(core, serving, counts)
     every_k = range(1, serving.max_drafts + 1)
     fixed = [Cell("auto", k, name) for name in vocabs for k in every_k if has_head]
     copied = {
-        kind: {k: Cell(kind, k, draft_from="context") for k in _copied_counts(core, serving)}
+        kind: {k: Cell(kind, k, draft_from="context") for k in counts}
         for kind in kinds if kind != 0
     }  # fmt: skip
     chosen: dict[DraftFrom, Cell] = {"context": Cell("context", "auto", draft_from="context")}
@@ -83,8 +84,14 @@ def time_rounds(
     cells = [*fixed, *(cell for own in copied.values() for cell in own.values()), *chosen.values()]
     rounds = _timed(timers, cells, len(vocabs), progress)
     context = fmean(one.context for own in rounds.values() for one in own)
-    times = HostTimes({}, {}, context, per_token)
-    seconds = {cell: _at_usual_context(cell, own, times) for cell, own in rounds.items()}
+    real = {
+        cell: RealRound(
+            cell.drafts, _usual([one.seconds for one in own]), fmean(one.context for one in own)
+        )
+        for cell, own in rounds.items() if cell.drafts != "auto"
+    }  # fmt: skip
+    times = HostTimes({}, {}, context, limited(per_token, real.values(), context))
+    seconds = {c: own.seconds - times.added(own.drafts, own.context) for c, own in real.items()}
     verify: dict[DraftFrom, Curve] = {}
     deciding: dict[DraftFrom, Deciding] = {}
     for source, cell in chosen.items():
@@ -93,7 +100,8 @@ def time_rounds(
         deciding[source] = _deciding(rounds[cell], rounds[given[0]])
     ks = every_k if has_head else ()
     by_k = {
-        name: (seconds[_NONE], *(seconds[Cell("auto", k, name)] for k in ks)) for name in vocabs
+        name: (seconds[_NO_DRAFTS], *(seconds[Cell("auto", k, name)] for k in ks))
+        for name in vocabs
     }
     return by_k, replace(times, verify=verify, deciding=deciding)
 
@@ -106,7 +114,7 @@ def _timed(
 
     Those that all others are compared with come between them again and again.
     """
-    rounds: dict[Cell, list[TimedRound]] = {cell: [] for cell in (_NONE, *cells)}
+    rounds: dict[Cell, list[TimedRound]] = {cell: [] for cell in (_NO_DRAFTS, *cells)}
     started, (least, most) = time.perf_counter(), _TURNS
     for turn in range(most):
         if turn >= least and time.perf_counter() - started > _SECONDS * num_vocabs:
@@ -114,35 +122,11 @@ def _timed(
         for timer in timers.values():
             timer.begin(turn)
         for place, cell in enumerate(cells if turn % 2 else reversed(cells)):
-            if place % _NONE_EVERY == 0:
-                rounds[_NONE] += timers[0].rounds(_NONE)
+            if place % _NO_DRAFTS_EVERY == 0:
+                rounds[_NO_DRAFTS] += timers[0].rounds(_NO_DRAFTS)
             rounds[cell] += timers[cell.speculate].rounds(cell)
         progress(1)
     return rounds
-
-
-def _at_usual_context(cell: Cell, rounds: Sequence[TimedRound], times: HostTimes) -> float:
-    """What rounds of a cell take with as much context as those of all cells have."""
-    drafts = 0 if cell.drafts == "auto" else cell.drafts
-    own = fmean(one.context for one in rounds)
-    return _usual([one.seconds for one in rounds]) - times.added(drafts, own)
-
-
-def _per_token(core: EngineCore, serving: Serving) -> Curve:
-    """What a token of context adds to a round, by drafts: of blank requests, before real ones."""
-    rows = core.options.num_rows
-    near, far = (
-        BlankPasses(core.backend, core.drafter, max_rows=rows, context=context)
-        for context in _CONTEXTS
-    )
-    counts = [k for k in VERIFIED if far.has_room(serving.requests, k)]
-    tokens = serving.requests * (far.context - near.context)
-    if not counts or tokens <= 0:
-        return ()
-    params = replace(serving.params, acceptance="match")  # what another rule takes is no context
-    with torch.inference_mode():
-        times = [own.verify_seconds(serving.requests, counts, params) for own in (near, far)]
-    return tuple((k, max(0.0, b - a) / tokens) for k, a, b in zip(counts, *times, strict=True))
 
 
 def _deciding(chosen: Sequence[TimedRound], given: Sequence[TimedRound]) -> Deciding:
@@ -163,8 +147,11 @@ def _usual(seconds: Sequence[float]) -> float:
 def _copied_counts(core: EngineCore, serving: Serving) -> list[int]:
     """Numbers of copied drafts whose rounds are timed, none too: as there is room for."""
     passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
-    # Recurrent layers have slots for as many drafts as the engine was made for.
-    most = core.options.max_drafts if core.backend.sizes.num_states else VERIFIED[-1]
+    most, states = VERIFIED[-1], core.scheduler.states
+    if states is not None:
+        # Each draft takes a slot of recurrent states, beside those of requests under way.
+        free = states.pool.num_available - ENGINES * serving.requests
+        most = max(0, min(core.options.max_drafts, free // serving.requests))
     counts = [count for count in VERIFIED if count <= most]
     return [k for k in counts if k == 0 or passes.has_room(serving.requests, k)]
 
