@@ -7,6 +7,7 @@ the backend's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from headstart.backends.base import (
@@ -164,6 +165,17 @@ def plan_memory(needs: MemoryNeeds, options: EngineOptions) -> Memory:
     taken = states * needs.state_bytes + newest_row_bytes
     blocks = num_blocks(needs, options, taken=taken)
     return Memory(CacheSizes(blocks, options.block_size, states), needs, note)
+
+
+def enough_bytes(
+    needs: MemoryNeeds, options: EngineOptions, *, requests: int, tokens: int
+) -> int:  # fmt: skip
+    """`kv_bytes` for so many requests of so many tokens each, as far as memory is free."""
+    rows = options.num_requests * needs.round_bytes
+    states = _most_states(needs, options) * needs.state_bytes
+    blocks = requests * -(-tokens // options.block_size) * needs.block_bytes
+    wanted = rows + max(math.ceil(states / _STATE_SHARE), states + blocks)
+    return max(1, min(wanted, int(needs.device.free * _MOST_OF_FREE)))
 
 
 def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:

@@ -244,10 +244,12 @@ def serving_of(records: Sequence[Record], plan: Plan, options: PredictionOptions
     random.Random(0).shuffle(some)  # the first few are of all kinds
     prompts = [record.ids[: record.num_prompt].tolist() for record in some]
     mean = sum(int(record.mask.sum()) for record in records) // len(records)
+    # Engines that are timed in turns may have more rows in a step.
+    own = EngineOptions(speculate=options.max_drafts, max_running_requests=options.requests)
     return Serving(
         replace(plan.params, acceptance=plan.rule), [ids for ids in prompts if ids] or [[0]],
         max(_LEAST_ANSWER, mean), options.requests, options.max_drafts,
-    )  # fmt: skip
+    ).outlasting(own.num_rows)  # fmt: skip
 
 
 def largest_map(maps: DraftVocabs) -> int | None:

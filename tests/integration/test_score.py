@@ -27,12 +27,13 @@ from support.engine_runs import (
 from support.head_edits import edited, export
 from support.tiny_fixture import Tiny
 
+from headstart.backends.base import Backend, DeviceBytes
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import score as command
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
-from headstart.engine import core
+from headstart.engine import core, memory
 from headstart.engine.auto import host_times, served_costs, timed_rounds
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.host_times import HostTimes
@@ -40,7 +41,7 @@ from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.auto.served_costs import CapturedCosts, EngineCosts, RoundTimes
 from headstart.engine.loop import Loop
 from headstart.engine.options import VERIFIED
-from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.errors import ConfigError, DataError, EngineError, HeadNotFound
 from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
 from headstart.predict import head_speed
@@ -238,7 +239,7 @@ def test_each_reduced_lm_head_is_made_once(
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds are timed: what they take is not looked at."""
     monkeypatch.setattr(host_times, "_TURNS", (1, 1))
-    monkeypatch.setattr(timed_rounds, "_ROUNDS", 1)
+    monkeypatch.setattr(timed_rounds, "_ROUNDS", (1, 1))
 
 
 @pytest.mark.usefixtures("quick")
@@ -260,6 +261,22 @@ def test_costs_are_measured_here_unless_a_bandwidth_is_given(
     assert by_bytes["costs"] == "from bytes read at 100 GB/s"
     assert "not predicted" in by_bytes["copies"]
     assert "auto_copied_share" not in by_bytes["results"][0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_requests_that_there_is_no_memory_for_are_refused(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of those that found some were timed as if they were all."""
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    free = 1 << 40
+    monkeypatch.setattr(memory, "_CPU_BYTES", 1)
+    monkeypatch.setattr(Backend, "device_bytes", lambda backend: DeviceBytes(free, free))
+    settings = {"bandwidth": None, "limit": 2, "max_drafts": 1, "requests": 3}
+    assert scored(model, data, **settings)["costs"].endswith("requests at once: 3")
+    free = 1 << 18
+    with pytest.raises(EngineError, match=r"--requests is 3, and there is memory for [012] of"):
+        scored(model, data, **settings)
 
 
 def repeated(record: Record) -> Record:
@@ -331,7 +348,7 @@ class Clock:
             return plan(policy, requests, *more)
 
         monkeypatch.setattr(DraftPolicy, "plan", planned)
-        monkeypatch.setattr(timed_rounds, "_ROUNDS", 2)
+        monkeypatch.setattr(timed_rounds, "_ROUNDS", (2, 2))
         monkeypatch.setattr(host_times, "_TURNS", (2, 2))
         monkeypatch.setattr(core.EngineCore, "create", create)
         monkeypatch.setattr(Loop, "step", timed)

@@ -18,11 +18,13 @@ import torch
 from headstart.backends.base import Backend, Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine.auto.context_times import LONGEST
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.host_times import ENGINES, HostTimes, time_rounds
 from headstart.engine.auto.timed_rounds import Serving
 from headstart.engine.core import EngineCore
-from headstart.engine.options import EngineOptions, Speculate
+from headstart.engine.memory import MemoryNeeds, enough_bytes
+from headstart.engine.options import VERIFIED, EngineOptions, Speculate
 from headstart.models.build import LoadedModel
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
@@ -153,6 +155,9 @@ def timed_costs(
         f"{str(backend.dtype).removeprefix('torch.') if weights == 'as-dtype' else weights}, "
         f"{kind}, requests at once: {serving.requests}"
     )
+    hosts = [own.host for own in found.values()]
+    if any(host is not None and not host.per_token for host in hosts):
+        origin += "; what context adds is not counted (little memory, or short texts only)"
     return EngineCosts(found, origin)
 
 
@@ -161,10 +166,24 @@ def _host_times(
     vocabs: Mapping[str, DraftVocab], sizes: Collection[int | None], serving: Serving,
     progress: Callable[[int], None],
 ) -> dict[int | None, RoundTimes]:  # fmt: skip
+    if backend.device.type == "cpu":
+        options = replace(options, kv_bytes=_kv_bytes(backend, options, serving))
     core = EngineCore.create(backend, options, vocabs)
     names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
     found, host = time_rounds(core, prompts, serving, [*names.values()], progress)
     return {size: RoundTimes(found[name], serving.requests, host) for size, name in names.items()}
+
+
+def _kv_bytes(backend: Backend, options: EngineOptions, serving: Serving) -> int:
+    """For the requests of all engines that are timed in turns, and for blank ones, which come
+    before them and have contexts of half of the memory at most."""
+    needs, each = MemoryNeeds.of(backend, options), serving.requests
+    return max(
+        enough_bytes(
+            needs, options, requests=requests, tokens=min(tokens + VERIFIED[-1] + 2, needs.max_len)
+        )
+        for requests, tokens in ((ENGINES * each, serving.num_tokens), (max(2, each), LONGEST))
+    )
 
 
 def _device_times(

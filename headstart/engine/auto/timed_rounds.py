@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from math import inf
 from typing import Literal, NamedTuple
 
 from headstart.copying.drafts import Copy
@@ -14,11 +15,12 @@ from headstart.engine.copies import ContextDrafter
 from headstart.engine.core import EngineCore
 from headstart.engine.options import MENU, Speculate
 from headstart.engine.request import Admission, Request
+from headstart.errors import EngineError
 from headstart.sampling.params import DraftFrom, SamplingParams
 
-_ROUNDS = 12  # of one cell at a time,
-_MOST_STEPS = 100  # until then,
-_SETTLING = 3  # after some that are not counted: the head has to catch up, requests to begin
+_ROUNDS = (2, 12)  # of one cell at a time, at least and at most,
+_MOST_STEPS = 100  # until then, beside those that read prompts,
+_SETTLING = 3  # after some that are not counted: the head has to catch up with a new request
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,17 @@ class Serving:
     def num_tokens(self) -> int:
         """Of the longest prompt and its answer."""
         return max(map(len, self.prompts)) + self.answer_tokens
+
+    def reading_steps(self, rows: int) -> int:
+        """How many steps the prompts of all requests take at most, with so many rows in each."""
+        return -(-self.requests * max(map(len, self.prompts)) // rows)
+
+    def outlasting(self, rows: int) -> Serving:
+        """The same with answers that go on when the prompts of the other requests are read: rounds
+        count in which all decode."""
+        others = replace(self, requests=self.requests - 1).reading_steps(rows)
+        drafted = others * (1 + self.max_drafts)
+        return replace(self, answer_tokens=max(self.answer_tokens, 2 * drafted))
 
 
 @dataclass(frozen=True)
@@ -90,7 +103,6 @@ class HostTimer:
     serving: Serving
     _numbers: Iterator[int] = field(default_factory=count)
     _asked: Iterator[list[int]] = field(init=False)
-    _settling: int = _SETTLING
 
     def __post_init__(self) -> None:
         pool = self.core.scheduler.pool
@@ -116,38 +128,70 @@ class HostTimer:
             prompts[(first + i) % len(prompts)] for i in range(self.serving.requests)
         )
 
-    def rounds(self, cell: Cell) -> list[TimedRound]:
-        """Some rounds in which all requests draft as the cell says."""
-        own = replace(self._params, speculate=cell.drafts, draft_from=cell.draft_from)
+    def rounds(self, cell: Cell, seconds: float = inf) -> list[TimedRound]:
+        """Some rounds in which all requests decode and draft as the cell says.
+
+        Few of them where they take longer than `seconds`; EngineError without memory for them.
+        """
+        least, most = _ROUNDS
         scheduler = self.core.scheduler
         # Less is drafted where an answer is about to end.
         room = 1 + (MENU[-1] if cell.drafts == "auto" else cell.drafts)
         found: list[TimedRound] = []
-        last = TimedRound(0.0, 0, 0.0, could_copy=False)
-        self._settling = _SETTLING
-        for _ in range(_MOST_STEPS):
-            if len(found) == _ROUNDS:
+        last: TimedRound | None = None  # of the rounds in which all decode
+        settling, spent = _SETTLING, 0.0
+        for _ in range(_MOST_STEPS + 2 * self.serving.reading_steps(self.core.options.num_rows)):
+            if len(found) == most or (spent > seconds and len(found) >= least):
                 break
-            while len(scheduler.running) + len(scheduler.waiting) < self.serving.requests:
-                scheduler.add(self._request(), [])
-                self._settling = _SETTLING
-            for request in [*scheduler.running, *scheduler.waiting]:
-                request.params, request.draft_vocab = own, cell.vocab
-            is_whole = all(request.room > room for request in scheduler.running)
-            last = self._step()
-            if self._settling:
-                self._settling -= 1
-            elif is_whole and len(scheduler.running) == self.serving.requests:
-                found.append(last)
+            self._ask_as(cell)
+            running = list(scheduler.running)
+            is_full = len(running) == self.serving.requests
+            is_full = is_full and all(request.is_decoding for request in running)
+            has_room = all(request.room > room for request in running)
+            timed = self._step()
+            if not is_full:
+                settling = _SETTLING
+                continue
+            last, spent = timed, spent + timed.seconds
+            if settling:
+                settling -= 1
+            elif has_room:
+                found.append(timed)
+        if last is None:
+            raise EngineError(
+                f"--requests is {self.serving.requests}, and they never decoded all at once: "
+                f"prompts of up to {max(map(len, self.serving.prompts))} tokens take too long to "
+                "read. Lower --requests."
+            )
         return found or [last]  # where there is no room for so many drafts
 
+    def _ask_as(self, cell: Cell) -> None:
+        """As many requests as are served, and all of them as the cell says."""
+        scheduler = self.core.scheduler
+        while len(scheduler.running) + len(scheduler.waiting) < self.serving.requests:
+            scheduler.add(self._request(), [])
+        own = replace(self._params, speculate=cell.drafts, draft_from=cell.draft_from)
+        for request in [*scheduler.running, *scheduler.waiting]:
+            request.params, request.draft_vocab = own, cell.vocab
+
     def _step(self) -> TimedRound:
-        loop, sources = self.core.loop, self.core.loop.sources
-        context = sum(len(request.tokens) for request in self.core.scheduler.running)
+        loop, sources, scheduler = self.core.loop, self.core.loop.sources, self.core.scheduler
+        context = sum(len(request.tokens) for request in scheduler.running)
+        waiting, preempted = list(scheduler.waiting), scheduler.num_preemptions
+        reads = any(not request.is_decoding for request in scheduler.running)
         before = 0.0 if sources is None else sources.deciding_seconds
         started = time.perf_counter()
         loop.step()
         took = time.perf_counter() - started
+        # Nothing but memory keeps a request waiting where no other prompt is read.
+        is_stuck = bool(waiting) and waiting == scheduler.waiting and not reads
+        if is_stuck or scheduler.num_preemptions > preempted:
+            raise EngineError(
+                f"--requests is {self.serving.requests}, and there is memory for "
+                f"{len(scheduler.running)} of them, of up to {self.serving.num_tokens} tokens, "
+                "beside those of other engines that are timed in turns. Lower --requests, or free "
+                "memory."
+            )
         if sources is None:
             return TimedRound(took, context, 0.0, could_copy=False)
         copies = map(sources.copies.found, self.core.scheduler.running)

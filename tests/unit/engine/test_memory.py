@@ -13,6 +13,7 @@ from headstart.engine.memory import (
     MOST_REQUESTS,
     Memory,
     MemoryNeeds,
+    enough_bytes,
     plan_memory,
     resolved_requests,
     round_sizes,
@@ -238,3 +239,15 @@ def test_states_to_go_back_to_are_planned_for_copies_without_a_head() -> None:
         for own in (0, "context")
     ]
     assert found == [8, 8 + 3 * 4]
+
+
+@pytest.mark.parametrize("state_bytes", [0, 100 * KIB, 40 * MIB])
+def test_what_is_enough_for_so_many_requests_gives_them_blocks_and_states(state_bytes: int) -> None:
+    """More than a gibibyte, which is what a CPU takes unasked."""
+    needs = replace(CPU, block_bytes=MIB, state_bytes=state_bytes)
+    given = enough_bytes(needs, options(max_running_requests=12), requests=12, tokens=2000)
+    memory = plan_memory(needs, options(max_running_requests=12, kv_bytes=given))
+    assert memory.cache.num_blocks >= 12 * 2000 // 16 and given > GIB
+    assert memory.cache.num_states >= (2 * 12 if state_bytes else 0)
+    little = enough_bytes(with_free(needs, GIB), options(), requests=12, tokens=2000)
+    assert little == int(0.8 * GIB), "a fifth of what is free is left"
