@@ -21,7 +21,9 @@ from headstart.engine.options import VERIFIED, Speculate
 from headstart.sampling.params import DraftFrom
 
 _SECONDS = 10.0  # that rounds of one draft vocabulary are timed for,
-_TURNS = (5, 40)  # in at least and at most so many turns
+_TURNS = (5, 40)  # in at least and at most so many turns;
+_MOST_SECONDS = 60.0  # where the least take longer: visits are shorter then,
+_FEW_TURNS = 2  # and turns fewer
 _EXTREME = 0.1  # share of the quickest and of the slowest rounds that does not count
 _NO_DRAFTS = Cell(0)  # rounds of an engine that drafts nothing,
 _NO_DRAFTS_EVERY = 8  # in front of so many others
@@ -116,15 +118,18 @@ def _timed(
     """
     rounds: dict[Cell, list[TimedRound]] = {cell: [] for cell in (_NO_DRAFTS, *cells)}
     started, (least, most) = time.perf_counter(), _TURNS
+    num_visits = len(cells) + -(-len(cells) // _NO_DRAFTS_EVERY)
+    longest = _MOST_SECONDS * num_vocabs / (least * num_visits)
     for turn in range(most):
-        if turn >= least and time.perf_counter() - started > _SECONDS * num_vocabs:
+        spent = (time.perf_counter() - started) / num_vocabs
+        if turn >= _FEW_TURNS and spent > (_SECONDS if turn >= least else _MOST_SECONDS):
             break
         for timer in timers.values():
             timer.begin(turn)
         for place, cell in enumerate(cells if turn % 2 else reversed(cells)):
             if place % _NO_DRAFTS_EVERY == 0:
-                rounds[_NO_DRAFTS] += timers[0].rounds(_NO_DRAFTS)
-            rounds[cell] += timers[cell.speculate].rounds(cell)
+                rounds[_NO_DRAFTS] += timers[0].rounds(_NO_DRAFTS, longest)
+            rounds[cell] += timers[cell.speculate].rounds(cell, longest)
         progress(1)
     return rounds
 

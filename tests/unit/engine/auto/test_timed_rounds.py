@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving
+from headstart.engine.auto.host_times import _timed
+from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
 from headstart.engine.request import Request
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
@@ -101,3 +102,26 @@ def test_answers_that_end_while_others_are_read_are_an_error_unless_they_are_lon
     longer = own.serving.outlasting(ROWS)
     assert longer.answer_tokens == 2 * 20 * 3 and longer.outlasting(ROWS) == longer
     assert timer(Steps(memory=3), prompt=10 * ROWS, answer=longer.answer_tokens).rounds(Cell(0))
+
+
+@pytest.mark.parametrize(("seconds", "turns"), [(0.0, 40), (3.0, 5), (20.0, 4), (1000.0, 2)])
+def test_a_slow_engine_is_timed_in_fewer_turns(
+    seconds: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a minute it is not five turns, but two at least."""
+    now, allowed = [0.0], set[float]()
+
+    class Timer:
+        def begin(self, turn: int) -> None: ...
+
+        def rounds(self, cell: Cell, longest: float) -> list[TimedRound]:
+            allowed.add(longest)
+            now[0] += seconds / 3
+            return [TimedRound(seconds, 1, 0.0, could_copy=False)]
+
+    monkeypatch.setattr("headstart.engine.auto.host_times.time.perf_counter", lambda: now[0])
+    done = list[int]()
+    cells = [Cell("auto", 1), Cell("auto", 2)]
+    found = _timed(cast(Any, {0: Timer(), "auto": Timer()}), cells, 1, done.append)
+    assert len(done) == turns and {len(own) for own in found.values()} == {turns}
+    assert allowed == {4.0}, "a minute, five turns of three visits"
