@@ -34,7 +34,7 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import core, memory
-from headstart.engine.auto import host_times, served_costs, timed_rounds
+from headstart.engine.auto import host_times, profile, served_costs, timed_rounds
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.host_times import HostTimes
 from headstart.engine.auto.policy import DraftPolicy
@@ -240,6 +240,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rounds are timed: what they take is not looked at."""
     monkeypatch.setattr(host_times, "_TURNS", (1, 1))
     monkeypatch.setattr(timed_rounds, "_ROUNDS", (1, 1))
+    monkeypatch.setattr(profile, "_BUDGET_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("quick")
