@@ -128,7 +128,7 @@ def _reason(
 ) -> str | None:
     """Why a matrix of these parts cannot stay quantised, or None."""
     first = parts[0].weight
-    if not all(part.weight.is_held_by(forms) for part in parts):
+    if not all(part.weight.form in forms for part in parts):
         return why_not if first.form != "values" else _NO_FORM
     if owner not in (Linear, Stack):
         return "the matrix is used in another way than by a product"

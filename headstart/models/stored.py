@@ -113,7 +113,7 @@ def _load_draft_lm_head(
             f"{stored.name} is {stored.shape}; the model asks for {(trunk.vocab, trunk.hidden)}. "
             "Quantise the head with this model."
         )
-    is_held = stored.is_held_by(loading.forms)
+    is_held = stored.form in loading.forms
     made = Linear(0, 0)
     if is_held:
         made = linear_of(stored.quantized(), None, loading.dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.quantized.described import Described
@@ -103,12 +102,11 @@ def int8(module: str, tensors: Tensors, config: Described) -> StoredWeight:
 
     by = "one scale per row" if groups == 1 else f"in groups of {columns // groups}"
     names = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
-    found = stored(
+    return stored(
         module, weight.shape, 8, groups, f"8-bit integers, {by}",
         tuple(f"{module}.{n}" for n in names if f"{module}.{n}" in tensors),
         lambda number: read(number).rows, scales.dtype,
     )  # fmt: skip
-    return replace(found, is_by_row=groups == 1 and zeros is None and order is None)
 
 
 def _scales(module: str, tensors: Tensors) -> TensorSource:

@@ -5,7 +5,7 @@ Nothing is read until it is asked for, and then one matrix of a stack at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -38,11 +38,6 @@ class StoredWeight:
     num_groups: int = 1  # of a row, for integers
     scale_dtype: str = "F32"
     num_bytes: int = 0  # of all that it is read from
-    is_by_row: bool = False  # 8-bit integers around zero with one scale per row
-
-    def is_held_by(self, forms: Collection[str]) -> bool:
-        """Whether what computes with these forms takes it; `int8-row` is a part of int8-group."""
-        return self.form in forms or (self.is_by_row and "int8-row" in forms)
 
     @property
     def stack(self) -> int:
