@@ -86,6 +86,7 @@ def test_chunks_of_rows_are_larger_than_on_the_plain_path(
     assert sizes == [64, 64]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of numpy
 @pytest.mark.parametrize("spoiled", [torch.nan, -torch.nan, torch.inf])
 @pytest.mark.parametrize("side", ["draft", "trunk"])
 def test_a_row_that_is_not_finite_has_a_loss_that_is_not_and_others_keep_theirs(
