@@ -25,6 +25,9 @@ _PERIOD_SECONDS, _GPU_PERIOD_SECONDS = 0.5, 0.01
 # spinning each of the many short products of a step waits for a sleeping thread.
 _ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 _SPIN_TURNS = "10000"
+# torch's products on CPUs keep what they prepared for each size. Steps have other sizes every time,
+# and 1024 of these, which is what is kept otherwise, are gigabytes.
+_KEPT_SIZES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 _LARGE_PAGES = "glibc.malloc.hugetlb=1"  # a step's tensors take some 190,000 pages of 4 KB
 _LOOK_SECONDS = 0.02  # between two looks at whether requests run
 _BUSY_SECONDS = 1.0  # after the last request, that the server still counts as busy
@@ -105,8 +108,8 @@ class Child:
 
 
 def _environment(*, shares_gpu: bool) -> dict[str, str]:
-    """Of a learner: what the user has set for pages and spinning counts."""
-    environment = {**os.environ, **_ENVIRONMENT}
+    """Of a learner: what the user has set for memory and spinning counts."""
+    environment = {**_KEPT_SIZES, **os.environ, **_ENVIRONMENT}
     # Of a setting that is there twice, glibc takes the last.
     tunables = [_LARGE_PAGES, environment.get("GLIBC_TUNABLES", "")]
     environment["GLIBC_TUNABLES"] = ":".join(filter(None, tunables))

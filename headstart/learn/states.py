@@ -17,8 +17,7 @@ from headstart.train.states.source import InProcess
 class RememberedStates:
     """States by record; those that were not used for longest make room in memory.
 
-    What is on disk is read each time, from the system's own cache: copies that stay for long among
-    tensors that come and go with every step make a process grow to several times what it holds.
+    What is on disk is read each time, from the system's own cache.
     """
 
     def __init__(self, source: InProcess, max_bytes: int):

@@ -100,7 +100,7 @@ class Started(Exception):
 
 
 @pytest.mark.parametrize("chosen", [None, "7"], ids=["not chosen", "chosen"])
-def test_what_the_user_has_set_for_pages_and_spinning_counts(
+def test_what_the_user_has_set_for_memory_and_spinning_counts(
     chosen: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: dict[str, str] = {}
@@ -111,6 +111,7 @@ def test_what_the_user_has_set_for_pages_and_spinning_counts(
 
     user = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"} if chosen else {}
     user |= {"GOMP_SPINCOUNT": chosen} if chosen else {}
+    user |= {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": chosen} if chosen else {}
     monkeypatch.setattr(os, "environ", dict(user))
     monkeypatch.setattr(subprocess, "Popen", start)
     limit_spinning()  # as `serve` does
@@ -121,4 +122,5 @@ def test_what_the_user_has_set_for_pages_and_spinning_counts(
     expected = ["glibc.malloc.hugetlb=1", *filter(None, [user.get("GLIBC_TUNABLES")])]
     assert given["GLIBC_TUNABLES"].split(":") == expected, "glibc takes the last of two"
     assert given["OMP_WAIT_POLICY"] == "passive"
+    assert given["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == (chosen or "64")
     assert os.environ == before
