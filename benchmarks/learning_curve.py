@@ -37,8 +37,8 @@ from learning_server import Answered, Server, cpu_name, gains, lengths
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha
 from headstart.demo.unpacked import ready
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.processes import python_command
 
 _HELDOUT = 0.03  # of prompts, by the recipe of the demo's head

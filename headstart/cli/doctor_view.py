@@ -31,7 +31,9 @@ def show_server(url: str, found: Observation, finding: Finding, causes: Sequence
     console.print(f"[{colour}]{finding.verdict}[/]: {escape(finding.said)}")
     if found.evidence is not None and len(found.evidence.by_depth) > 1:
         rates = " / ".join(f"{rate:.3f}" for rate in found.evidence.by_depth)
-        console.print(f"cumulative acceptance by depth: {rates}")
+        console.print(
+            f"accepted by depth, with all before, of rounds that drafted so deep: {rates}"
+        )
     if causes:
         console.print("\n[bold]likely causes[/], the surest first")
         for number, cause in enumerate(causes, 1):

@@ -16,8 +16,8 @@ from headstart.data.records import spread
 from headstart.errors import ConfigError
 from headstart.heads.formats import open_runnable
 from headstart.learn.faults import training_class
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.known import KnownWalks
 from headstart.learn.loop import NUM_BASE, Base, LearningLoop, Tell
 from headstart.learn.memory import state_bytes

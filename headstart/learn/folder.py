@@ -39,6 +39,7 @@ To remove the texts:           headstart learn forget FOLDER       (learned head
 To remove the heads as well:   headstart learn forget FOLDER --heads
 """
 STATES = ".states"  # how names of files with states end
+START = "start"  # the name of the head that the server was started with
 _WORDS_NAME = "WHAT-IS-KEPT.txt"
 
 
@@ -115,16 +116,23 @@ def forget(folder: Folder, *, heads: bool) -> str:
             path.unlink()
         for path in (folder.status, partial_of(folder.status)):
             path.unlink(missing_ok=True)
-        said = f"removed {len(files)} files of texts and states ({num_bytes / 1e6:.1f} MB)"
+        what = counted(len(files), "file")
+        said = f"removed {what} of texts and states ({num_bytes / 1e6:.1f} MB)"
         unread = [] if heads else scrub(folder)
-        kept = [path for path in folder.heads.glob("*") if path.is_dir()]
+        names = {path.name for path in folder.heads.glob("*") if path.is_dir()}
+        learned = counted(len(names - {START}), "learned head")
         if heads:
             shutil.rmtree(folder.heads)
             folder.heads.mkdir()
-            return f"{said} and {len(kept)} learned heads"
+            return f"{said} and {learned}"
         if unread:
             raise ConfigError(
                 f"{unread[0]} cannot be read and may hold first words of prompts; everything else "
                 "is forgotten. Remove that file, or all heads with --heads."
             )
-        return f"{said}; {len(kept)} learned heads remain (--heads removes them, too)"
+        verb = "remains" if learned.startswith("1 ") else "remain"
+        return f"{said}; {learned} {verb} (--heads removes heads, too)"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

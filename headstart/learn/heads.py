@@ -16,11 +16,10 @@ from typing import Any, Literal
 from headstart.documents import misfit, parse_json
 from headstart.errors import ConfigError, first_line
 from headstart.files import read_plain, write_whole
-from headstart.learn.folder import Folder
+from headstart.learn.folder import START, Folder
 
 NEWEST = 3  # heads that are kept, beside the best and the one that serves
 State = Literal["ready", "serving", "served", "rolled back", "refused"]
-START = "start"  # the name of the head that the server was started with
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 from headstart.errors import TrainError
 from headstart.learn.assembly import make_loop
 from headstart.learn.certainty import FEWEST
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.loop import FEWEST_TEXTS
 from headstart.learn.process import Task
 from headstart.learn.store import TextWriter

@@ -19,8 +19,8 @@ from headstart.heads.digest import trunk_digest
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head, open_runnable
 from headstart.heads.head import Head, dequantize, head_of
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
 from headstart.learn.process import Task
 from headstart.learn.scrubbing import scrub

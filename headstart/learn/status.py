@@ -48,7 +48,8 @@ def lines(folder: Folder) -> list[str]:
             f"{server.get('rollbacks')} rollbacks",
             f"last      {server.get('reason') or 'nothing to say yet'}",
         ]
-    result.append(f"serving   head {found['serving']}")
+    is_there = (folder.heads / found["serving"]).is_dir()
+    result.append(f"serving   head {found['serving']}" if is_there else "serving   no head is left")
     return [*result, *(_line(head) for head in heads)]
 
 

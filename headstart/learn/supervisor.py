@@ -20,8 +20,8 @@ from headstart.errors import first_line
 from headstart.learn.certainty import Walked
 from headstart.learn.child import Child, Pace
 from headstart.learn.collector import Collector, write_status
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.heard import first_numbers, note
 from headstart.learn.kinds import Kinds
 from headstart.learn.live import LiveWatch

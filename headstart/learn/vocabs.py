@@ -13,8 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START
+from headstart.learn.folder import START, Folder
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read, write
 

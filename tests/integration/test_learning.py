@@ -153,7 +153,7 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     again = Learning(LearnOptions(learn=folder), lambda path: pytest.fail("not started"))
     assert again.serving_name == found.serving.name
     again.close()
-    assert "learned heads remain" in forget(Folder(folder), heads=False)
+    assert "learned head" in forget(Folder(folder), heads=False)
     assert not list(again.folder.states.iterdir())
 
 

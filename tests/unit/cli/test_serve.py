@@ -18,8 +18,8 @@ from headstart.engine import engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, HeadstartError
 from headstart.learn import starting, supervisor
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.options import LearnOptions
 from headstart.learn.process import Task
 from headstart.learn.supervisor import Learning

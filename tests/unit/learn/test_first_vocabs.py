@@ -9,8 +9,7 @@ import pytest
 
 from headstart.learn import vocabs
 from headstart.learn.certainty import Walked
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START
+from headstart.learn.folder import START, Folder
 from headstart.learn.known import KnownWalks
 from headstart.learn.texts import Text
 from headstart.learn.vocabs import FILE, first_vocab, running_vocab, vocab_beside, write_vocab

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.learn.folder import Folder, forget
-from headstart.learn.heads import NEWEST, START, LearnedHeads
+from headstart.learn.folder import START, Folder, forget
+from headstart.learn.heads import NEWEST, LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
+from headstart.learn.status import lines
 
 
 @pytest.fixture
@@ -96,9 +97,11 @@ def test_forgetting_removes_texts_and_says_that_heads_remain(folder: Folder) -> 
     heads = LearnedHeads(folder)
     heads.serve(add(heads, 1.5))
     (folder.texts / "served-00000001.jsonl").write_text("x\n")
-    assert "2 learned heads remain" in forget(folder, heads=False)
+    assert "removed 1 file of" in (said := forget(folder, heads=False))
+    assert "1 learned head remains" in said, "the first one is not learned"
     assert not list(folder.texts.iterdir()) and heads.path("0001").is_dir()
-    assert "2 learned heads" in forget(folder, heads=True)
+    assert "and 1 learned head" in forget(folder, heads=True)
+    assert lines(folder)[-1] == "serving   no head is left"
     assert LearnedHeads(folder).serving is None and not list(folder.heads.iterdir())
 
 
@@ -112,7 +115,7 @@ def test_a_record_that_cannot_be_read_is_named_when_the_rest_is_forgotten(folder
         forget(folder, heads=False)
     assert not list(folder.texts.iterdir()) and not folder.known.exists()
     assert heads.path("0001").is_dir()
-    assert "and 2 learned heads" in forget(folder, heads=True)
+    assert "and 1 learned head" in forget(folder, heads=True)
     assert LearnedHeads(folder).heads == []
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from headstart.learn import live_notes
 from headstart.learn.certainty import Walked
-from headstart.learn.folder import Folder
-from headstart.learn.heads import START, LearnedHeads
+from headstart.learn.folder import START, Folder
+from headstart.learn.heads import LearnedHeads
 from headstart.learn.live import ENOUGH
 from headstart.learn.options import LearnOptions
 from headstart.learn.status import lines
