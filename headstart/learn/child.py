@@ -95,7 +95,7 @@ class Child:
                 self._heard(name, event)
             except Exception:
                 _log.exception("learning: an event of the learner was lost")
-            if name == "ready":  # who waits for it finds what it said
+            if name == "ready":  # its facts are there before it counts
                 self.is_ready.set()
         code = self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
