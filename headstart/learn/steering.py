@@ -1,9 +1,10 @@
 """What a check changes about the steps after it: rate, the base's share, and that of each kind.
 
 Waiting until a head has lost too much of what was known, and then refusing it, would waste the
-steps that led there. So the base gets more of each step, at a lower rate, as soon as half of what
-may be lost is lost, and less again when it is not needed. Kinds of requests whose drafts have
-gained less than those of others get a larger weight, up to twice that which they were asked with.
+steps that led there; and what is like neither the base nor the requests loses more than the base
+shows. So the base gets more of each step, at a lower rate, as soon as a quarter of what may be lost
+is lost, and less again when it is not needed. Kinds of requests whose drafts have gained less than
+those of others get a larger weight, up to twice that which they were asked with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from headstart.learn.checking import WORST_ON_BASE
 if TYPE_CHECKING:
     from headstart.learn.checking import Verdict
 
+# Of the acceptance length on the base, lost by the head that was checked:
+_TOO_MUCH, _MUCH, _LITTLE = WORST_ON_BASE / 2, WORST_ON_BASE / 4, WORST_ON_BASE / 8
 MOST_BASE = 0.6  # of the tokens of a step
 _MORE, _MUCH_MORE = 0.05, 0.1  # of the tokens of a step, at a check
 _SLOWER, _MUCH_SLOWER = 0.7, 0.5  # times the rate; a lower one loses less for the same gain
@@ -47,11 +50,11 @@ class Steering:
 
     def checked(self, verdict: Verdict) -> None:
         loss = -verdict.learned_base if verdict.base.is_telling else 0.0
-        if loss > WORST_ON_BASE:
+        if loss > _TOO_MUCH:
             self._protect(_MUCH_MORE, _MUCH_SLOWER)
-        elif loss > WORST_ON_BASE / 2:
+        elif loss > _MUCH:
             self._protect(_MORE, _SLOWER)
-        elif loss < WORST_ON_BASE / 4:
+        elif loss < _LITTLE:
             self._protect(-_MORE, 1 / _SLOWER)
         self._checked = self._lengths | {
             kind: self._lengths.get(kind, 1.0) * ratio for kind, ratio in verdict.ratios.items()

@@ -34,7 +34,7 @@ def records(kind: str, count: int) -> list[Any]:
 def test_the_base_gets_more_and_steps_are_slower_before_too_much_is_lost() -> None:
     steering = Steering(0.4)
     shares, rates = [], []
-    for loss in (0.0, 0.004, 0.006, 0.012, 0.02, 0.02, 0.004, 0.0, 0.0):
+    for loss in (0.0, 0.002, 0.003, 0.006, 0.02, 0.02, 0.002, 0.001, 0.0):
         steering.checked(checked(-loss))
         shares.append(steering.base_share)
         rates.append(steering.rate_share)
