@@ -17,8 +17,9 @@ would show. Answers that loop (a span three times in a row) count apart.
 With `--predict` the code of `score` predicts by category what is measured, from the answers that an
 earlier run wrote down and from rounds that it times: before the first prompt, and again after every
 few, since a shared machine reads memory faster at one time and computes faster at another; the mean
-counts. Such answers come from `--sides auto` alone, too. `--out` has a page with tables beside it,
-and all figures so far.
+counts. Standard errors say how far both vary, between predictions and between repeats. Such answers
+come from `--sides auto` alone, too. `--out` has a page with tables beside it, and all figures so
+far.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from copied_figures import ALL, LOOPS, compared, mean_of, middle, summaries, tables
+from copied_figures import ALL, LOOPS, compared, middle, summaries, tables
 from copied_spans import copied_share, loops
 from engines_beside import beside
 from result_files import save
@@ -53,7 +54,7 @@ from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
-PREDICTED_EVERY = 39  # prompts: a prediction takes a minute or more
+PREDICTED_EVERY = 78  # prompts: a prediction takes a minute or more
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
 
@@ -191,8 +192,7 @@ def main() -> None:
         if before and len(rows) % PREDICTED_EVERY == 0:
             said.append(predicted(before, arguments))
         if said:
-            mean = mean_of(said)
-            comparison = compared(mean, found, [part for part in mean if part in found])
+            comparison = compared(said, rows)
         if arguments.out:
             document = {
                 "summary": found, "predicted": comparison, "said": said, "rows": rows,

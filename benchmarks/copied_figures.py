@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -73,20 +74,48 @@ def mean_of(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def repeats(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows by how often their prompt had been answered before; the last may not be whole."""
+    found: list[list[dict[str, Any]]] = []
+    seen: Counter[str] = Counter()
+    for row in rows:
+        if seen[row["id"]] == len(found):
+            found.append([])
+        found[seen[row["id"]]].append(row)
+        seen[row["id"]] += 1
+    return found
+
+
 def compared(
-    said: dict[str, Any], found: dict[str, Any], parts: Sequence[str]
+    said: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Predicted and measured speeds over no drafts, by part and side."""
-    rows = []
-    for part in parts:
-        speeds = found[part]["decoding"]["tokens_per_second"]
-        for side in said[part]:
-            real = speeds[side] / speeds["plain"]
-            rows.append({
-                "part": part, "side": side, "predicted": said[part][side], "measured": real,
-                "off": said[part][side] / real - 1,
+    """Predicted and measured speeds over no drafts, by part and side.
+
+    With the standard error of both, from the predictions that were made and the times that all
+    prompts were answered; None of a single one.
+    """
+    middles, each_time = summaries(middle(rows)), repeats(rows)
+    whole = [summaries(own) for own in each_time if len(own) == len(each_time[0])]
+    mean, result = mean_of(said), list[dict[str, Any]]()
+    for part in (part for part in mean if part in middles):
+        for side, predicted in mean[part].items():
+            real = _over_none(middles[part], side)
+            result.append({
+                "part": part, "side": side, "predicted": predicted, "measured": real,
+                "off": predicted / real - 1,
+                "predicted_error": _error([each[part][side] for each in said]),
+                "measured_error": _error([_over_none(each[part], side) for each in whole]),
             })  # fmt: skip
-    return rows
+    return result
+
+
+def _over_none(part: dict[str, Any], side: str) -> float:
+    speeds = part["decoding"]["tokens_per_second"]
+    return float(speeds[side] / speeds["plain"])
+
+
+def _error(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[str]:
@@ -111,8 +140,13 @@ def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[
     return lines + table(
         ["part", "drafts", "predicted over none", "measured", "off"],
         [
-            [row["part"], row["side"], f"{row['predicted']:.3f}", f"{row['measured']:.3f}",
+            [row["part"], row["side"], _with_error(row, "predicted"), _with_error(row, "measured"),
              f"{row['off']:+.1%}"]
             for row in comparison
         ],
     )  # fmt: skip
+
+
+def _with_error(row: dict[str, Any], name: str) -> str:
+    error = row[f"{name}_error"]
+    return f"{row[name]:.3f}" + ("" if error is None else f" ± {error:.3f}")

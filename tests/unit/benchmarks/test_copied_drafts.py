@@ -1,9 +1,13 @@
-"""What counts as copied from a prompt, and which answers loop."""
+"""What counts as copied from a prompt, which answers loop, and predictions beside measurements."""
 
 from __future__ import annotations
 
+from statistics import stdev
+from typing import Any
+
 import pytest
 from copied_drafts import copied_share, loops
+from copied_figures import compared
 
 PROMPT = [*range(100, 130)]
 SPAN = [1, 2, 3, 4, 5, 6]
@@ -52,3 +56,25 @@ def test_an_answer_loops_where_a_span_comes_three_times_in_a_row(
     tokens: list[int], is_loop: bool
 ) -> None:
     assert loops(tokens) == is_loop
+
+
+def measured(name: str, category: str, plain: float, auto: float) -> dict[str, Any]:
+    return {
+        "id": name, "category": category, "tokens": 100, "loops": False, "copied_share": 0.0,
+        "identical": True, "seconds": {"plain": plain + 1, "auto": auto + 1},
+        "prompt_seconds": {"plain": 1.0, "auto": 1.0},
+    }  # fmt: skip
+
+
+def test_predictions_are_held_against_the_middle_times_and_both_have_standard_errors() -> None:
+    times = [(4.0, 2.0), (4.0, 1.0), (4.0, 4.0)]
+    rows = [measured(name, name, *each) for each in times for name in ("code", "table")]
+    rows.append(measured("code", "code", 4.0, 2.0))  # a repeat that is not whole
+    said = [{"all": {"auto": value}, "code": {"auto": value}} for value in (2.0, 2.4)]
+    overall, code = compared(said, rows)
+    assert (overall["part"], code["part"]) == ("all", "code")
+    assert overall["measured"] == pytest.approx(2.0)
+    assert overall["off"] == pytest.approx(0.1)
+    assert overall["predicted_error"] == pytest.approx(0.2)
+    assert overall["measured_error"] == pytest.approx(stdev([2, 4, 1]) / 3**0.5)
+    assert compared(said[:1], rows[:2])[0]["measured_error"] is None
