@@ -36,9 +36,9 @@ from stub_device import LAUNCH, Clock, DeviceTimes, StubRound
 
 from headstart.backends.base import GivenCopy, Launched, RoundRequest, RoundSizes
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.graphs import COPIED
 from headstart.backends.cuda.launched import LaunchedRound
 from headstart.backends.cuda.packed import captured_rows, most_captured
+from headstart.backends.cuda.round_plans import COPIED
 from headstart.backends.rows import TrunkRows
 from headstart.calibrate.copy_prompts import CopyPlan
 from headstart.engine.core import _keep_pauses_short

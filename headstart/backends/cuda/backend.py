@@ -16,12 +16,11 @@ from torch.nn.functional import pad
 
 from headstart.backends.base import BackendOptions
 from headstart.backends.chooser import RowLogprobs
+from headstart.backends.cuda.draft_weights import DraftWeights, whole_rows
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_prompt_recur
 from headstart.backends.cuda.forward import Kernels, Recur, Rows
 from headstart.backends.cuda.group_linear import copied_bytes
-from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
-from headstart.backends.cuda.kernel_linear import KernelLinear
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.packed import captured_rows
@@ -49,7 +48,6 @@ from headstart.models.attention import MAX_GATHERED_SLOTS, Span
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.kv_fp8 import SIZE_BYTES
-from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.recurrence import StateSpan
 from headstart.sampling.params import Row
@@ -64,11 +62,10 @@ class CudaBackend(FlatBackend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
-        self._copies_head = False  # whether rounds have one in int8 beside the head
-        self._drafting: list[DraftTokens] = []  # what captured rounds choose drafts among
         for module in (self.trunk, self.head):
             if module is not None:
                 self.notes += hold_all(module, to_fp8=options.weights == "fp8")
+        self._draft_weights = DraftWeights(model, options)
         if self._has_fp8_kv:
             self.notes.append("K/V are 8-bit floats with a scale per token and head")
         if self.device.type == "cuda":
@@ -80,11 +77,6 @@ class CudaBackend(FlatBackend):
             self.kernels = ExactKernels(self.config.max_positions)
         else:
             self._choose_library()
-
-    def hold_head(self, head: MTPHead) -> None:
-        hold_all(head, to_fp8=self.options.weights == "fp8")
-        if self._copies_head:
-            add_int8(head)
 
     def _choose_library(self) -> None:
         config = self.config
@@ -102,12 +94,24 @@ class CudaBackend(FlatBackend):
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what was tried with counts as free memory
 
+    # Another head in place of the running one
+
+    def hold_head(self, head: MTPHead) -> None:
+        hold_all(head, to_fp8=self.options.weights == "fp8")
+        self._draft_weights.copy_new_head(head)
+
+    def hold_draft_rows(self, running: LmHead, new: LmHead) -> None:
+        self._draft_weights.copy_new_rows(running, new)
+
+    def head_swapped(self) -> None:
+        self._draft_weights.ids_changed()
+
     # Memory
 
     def _allocate(self, sizes: CacheSizes) -> None:
         kv: Literal["plain", "fp8"] = "fp8" if self._has_fp8_kv else "plain"
         self.memory = PagedMemory.allocate(self.model, sizes, kv, index_apart=True)
-        self._drafting.clear()
+        self._draft_weights.clear()
 
     @property
     def _has_fp8_kv(self) -> bool:
@@ -128,7 +132,7 @@ class CudaBackend(FlatBackend):
         if self.device.type == "cpu":
             return WorkingBytes()
         context = 0 if self.options.exact else context_bytes(self.model, MAX_GATHERED_SLOTS)
-        copies = self._draft_copies(sizes)
+        copies = self._draft_weights.copy_bytes(sizes.vocab_tokens)
         for module in (self.trunk, self.head):
             if module is not None:  # of a pass by itself, and of one that is captured
                 copies += 2 * copied_bytes(module, self.dtype)
@@ -137,15 +141,6 @@ class CudaBackend(FlatBackend):
             context += index_bytes(self.model.max_len, sizes.max_rows, top_k)
         passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
         return passes + captured_bytes(self.model, sizes, joins=self.joins_prompts)
-
-    def _draft_copies(self, sizes: WorkSizes) -> int:
-        """Bytes of head and LM head once more, in int8."""
-        if self.head is None or not self._drafts_in_int8():
-            return 0
-        if isinstance(self.trunk.lm_head, KernelLinear):
-            return int8_bytes(self.head)
-        lm_head_rows = self.config.vocab + sizes.vocab_tokens
-        return int8_bytes(self.head) + lm_head_rows * (self.config.hidden + 4)
 
     @property
     def joins_prompts(self) -> bool:
@@ -244,7 +239,7 @@ class CudaBackend(FlatBackend):
     def make_rounds(self, sizes: RoundSizes) -> DeviceRounds:
         from headstart.backends.cuda.device_rounds import CapturedRounds
 
-        if sizes.own and not self._own_rows():
+        if sizes.own and not whole_rows(self._lm_heads()):
             self.notes.append(
                 "requests in rounds draft from their draft vocabulary alone: single rows of a "
                 "quantised LM head cannot be read"
@@ -254,62 +249,25 @@ class CudaBackend(FlatBackend):
 
     def round_model(self, max_context: int) -> RoundModel:
         """What a captured round runs; `draft_tokens` come beside it."""
-        if self.head is not None and self._drafts_in_int8():
-            add_int8(self.head)
-            self._copies_head = True
+        self._draft_weights.copy_head()
         return RoundModel(
             trunk=self.trunk, head=self.head, caches=self.memory.trunk,
             head_caches=self.memory.head, boundary=self._boundary,
             block_size=self.sizes.block_size, drafting=[], max_context=max_context,
             feeds_stream=self.feeds_stream, kernels=self.kernels, states=self.memory.states,
-            own_rows=self._own_rows(),
+            own_rows=whole_rows(self._lm_heads()),
         )  # fmt: skip
-
-    def _own_rows(self) -> tuple[Tensor, ...]:
-        """Weights of the whole LM heads by module, where kernels can read single rows of them."""
-        heads = [self._lm_head(module) for module in range(self.num_modules)]
-        kept = list({id(own): own for own in heads}.values())
-        if any(type(own) is not Linear for own in kept):
-            return ()
-        return tuple(own.weight for own in kept)
 
     def draft_tokens(self, vocab: str | None) -> DraftTokens:
         """What drafts of a round are chosen among: a vocabulary, or all tokens."""
-        lm_heads, ids = [self._lm_head(module) for module in range(max(1, self.num_modules))], None
         if vocab is not None:
             known = self.draft_vocabs[vocab]
-            lm_heads, ids = list(known.lm_heads), known.ids
-        kept = list({id(own): own for own in lm_heads}.values())  # one, where modules share it
-        found = [own for own in kept if isinstance(own, Linear)]  # kernels run with no others
-        if self.head is not None and self._drafts_in_int8():
-            found = [self._with_copy(own) for own in found]
-        self._drafting.append(DraftTokens.of(found, ids, self.config.vocab))
-        return self._drafting[-1]
+            return self._draft_weights.tokens(known.lm_heads, known.ids)
+        return self._draft_weights.tokens(self._lm_heads() or [self._lm_head(0)], None)
 
-    def head_swapped(self) -> None:
-        for tokens in self._drafting:
-            tokens.ids_changed()
-
-    def _with_copy(self, own: Linear) -> Linear:
-        """An LM head with an 8-bit copy for drafts; the trunk's own has to decide without one."""
-        if own is self.trunk.lm_head:
-            return own if isinstance(own, KernelLinear) else with_int8(own)
-        add_int8(own)
-        return own
-
-    def hold_draft_rows(self, running: LmHead, new: LmHead) -> None:
-        if running.int8 is not None:
-            add_int8(new)
-
-    def _drafts_in_int8(self) -> bool:
-        """Whether rounded copies of head and LM head draft: half the bytes, and the same text.
-
-        What is emitted is the trunk's own choice; a draft can only be accepted or not.
-        """
-        asked = self.options.draft_weights
-        if asked == "as-dtype":
-            return False
-        return asked == "int8" or (not self.options.exact and self.dtype.itemsize == 2)
+    def _lm_heads(self) -> list[LmHead]:
+        """Whole ones, by module of the head."""
+        return [self._lm_head(module) for module in range(self.num_modules)]
 
     def _recurrent_batch(self, sizes: RoundSizes, device: torch.device) -> RecurrentBatch | None:
         """What requests in rounds have of recurrent layers, where the model has any."""

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
+from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.exact_recurrent import exact_repeat
-from headstart.backends.cuda.graphs import COPIED, Graphs, RoundShapes
+from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, mark
 from headstart.backends.cuda.mask_copies import MaskCopies
@@ -28,6 +28,7 @@ from headstart.backends.cuda.packed import (
     starts_of,
 )
 from headstart.backends.cuda.recurrent import RecurrentBatch, repeat, settle
+from headstart.backends.cuda.round_plans import RoundPlans
 from headstart.backends.cuda.round_profile import BlankRounds, copying_shapes, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
@@ -73,20 +74,13 @@ class CapturedRounds(DeviceRounds):
         self.graphs = Graphs(backend.round_model(max_context), self.batch)
         self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
         self._vocab_number(sizes.draft_vocab)
-        self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
-        most = self._max_rows = most_rows(sizes)
-        self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, self.batch.window, max_rows=most)
+        self._plans = RoundPlans(self.graphs, sizes, window=WINDOW, widest=self.batch.window)
+        self.menu = self._plans.menu
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
-        self._copied = 0  # the most drafts that a request copies in the next round,
-        self._copying: frozenset[int] = frozenset()  # and which requests may, by index
-        self._copied_rows = 0  # of all requests in it, beyond the head's drafts
-        self._has_copied = False  # whether one could in the round before
-        self._last_drafts = 0  # the most of any request in the last round
-        self._pending = 0  # the most tokens that any request's head may be behind
         self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
 
     def why_not(self, params: SamplingParams) -> str | None:
@@ -113,7 +107,7 @@ class CapturedRounds(DeviceRounds):
         self._needs.append(SamplingNeeds.of(params, has_grammar=request.has_grammar, vocab=vocab))
         self._limits = []
         if request.states is not None:
-            self._pending = max(self._pending, 1)
+            self._plans.came()
 
     def _vocab_number(self, name: str | None) -> int:
         """A draft vocabulary is made ready when the first request asks for it."""
@@ -131,70 +125,49 @@ class CapturedRounds(DeviceRounds):
             self.batch.move(last, index)
             self._params[index], self._needs[index] = self._params[last], self._needs[last]
         del self._params[last], self._needs[last]
-        if not self._params:  # the next request brings one token that its head has not read
-            self._pending = 0
+        if not self._params:
+            self._plans.all_left()
 
     def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
         self.batch.extend(blocks)
 
     def max_ahead(self, drafts: Sequence[int]) -> int:
-        # A first token, too, may not have arrived at the host yet.
-        return (self._last_drafts + 1) + (max(*drafts, self._copied) + 1) + 1
+        return self._plans.max_ahead(drafts)
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
 
     def fitting_rows(self, counts: Sequence[int]) -> int:
-        own, wanted = len(self._params) * (self._last_drafts + 1), sum(counts)
+        own, wanted = self._plans.rows_under_way(len(self._params)), sum(counts)
         if not self.joins_prompts or own < _MANY_ROWS or wanted > MANY_PROMPT_ROWS:
             return wanted
         return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
     def give(self, copies: Mapping[int, GivenCopy], most: int, rows: int) -> None:
-        if not copies and not self._copied:
-            return
-        self.batch.give(copies)
-        # A few sizes, so that few rounds are captured.
-        sizes = (size for size in (*self.menu, *COPIED) if size >= most)
-        found = min(next(sizes, self.sizes.copied), self.sizes.copied)
-        self._copied, self._copied_rows = found if copies else 0, rows
-        self._copying = frozenset(copies)
+        if self._plans.give(copies.keys(), most, rows):
+            self.batch.give(copies)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
-        count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
-        needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
-        self.shapes.squeezes = self.joins_prompts and not rows  # beside prompts all have as many
-        shape = self.shapes.pick(
-            count, min(max(drafts), room), self._pending, needs, self._copied,
-            copied_rows=self._copied_rows, after_copies=self._has_copied,
-        )  # fmt: skip
-        self._has_copied = self._copied > 0
-        limits = [min(number, shape.num_drafts) for number in drafts]
-        copied = shape.num_rows - 1 if self._copied else 0
-        most = self._last_drafts = max(*limits, copied)
-        if limits != self._limits:
-            self._limits = limits
-            self.batch.limit(limits)
-        num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
-        self._pending = most + 1 if shape.head_rows else self._pending + 1
+        self._waiting = None  # one that a failed step left is forgotten
+        needs = reduce(or_, self._needs)
+        # Beside prompts all have as many rows.
+        plan = self._plans.plan(drafts, needs, squeezes=self.joins_prompts and not rows)
+        shape = plan.shape
+        if plan.limits != self._limits:
+            self._limits = plan.limits
+            self.batch.limit(plan.limits)
         tops = [self._top(params) for params in self._params]
-        may = [max(n, copied) if at in self._copying else n for at, n in enumerate(limits)]
-        launched = LaunchedRound(tops, drafts=may, num_unread=num_unread)
+        launched = LaunchedRound(tops, drafts=plan.drafts, num_unread=plan.num_unread)
         if rows or needs.has_masks:
             self._launch_parts(launched, shape, rows)
             return launched
         launched.began = mark(self.backend.device)
         is_replay = self.graphs.run(shape) and not shape.num_copied
         # Rounds that process logits would say too much of what usual ones cost.
-        if is_replay and needs == PLAIN and self.shapes.is_usual(shape, most):
+        if is_replay and needs == PLAIN and self._plans.is_usual(shape):
             launched.shape = shape
         self._end(launched, shape)
         return launched
-
-    def _room_for_drafts(self, count: int) -> int:
-        """Drafts of a request at most, where so many decode: many drafts of many take memory."""
-        room = self._max_rows // self.bucket(count) - 1
-        return max((number for number in self.menu if number <= room), default=room)
 
     def _launch_parts(
         self, launched: LaunchedRound, shape: RoundShape, rows: Sequence[TrunkRows]
@@ -284,7 +257,8 @@ class CapturedRounds(DeviceRounds):
             own = self.batch.states[index, :pending].clone(), self.batch.carried[index].clone()
             states.append(HeadStates(*own) if pending and self.graphs.has_head else None)
             self.batch.remove(index)
-        self._params, self._needs, self._limits, self._pending, self._copied = [], [], [], 0, 0
+        self._params, self._needs, self._limits = [], [], []
+        self._plans.drained()
         return states
 
     def bucket(self, count: int) -> int:
@@ -305,7 +279,9 @@ class CapturedRounds(DeviceRounds):
 
     def time_passes(self) -> tuple[tuple[int, float], ...]:
         """Of those that a round may be, by the memory that was planned."""
-        return tuple(sorted(own for own in self.pass_seconds.items() if own[0] <= self._max_rows))
+        return tuple(
+            sorted(own for own in self.pass_seconds.items() if own[0] <= self._plans.max_rows)
+        )
 
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:

@@ -1,9 +1,9 @@
-"""Captured rounds, one graph for each shape of each part, and which shape serves a batch.
+"""Captured rounds: one graph for each shape of each part.
 
 A captured part is one launch. The first round of a shape runs as it is, which also compiles what
 the start did not; the second is captured. Indices beyond those in use are free, which every kernel
-skips. There are few shapes, so that few are captured; of very many, which requests with settings of
-all kinds can ask for, those used last are kept.
+skips. There are few shapes (`round_plans.py` picks them), so that few are captured; of very many,
+which requests with settings of all kinds can ask for, those used last are kept.
 """
 
 from __future__ import annotations
@@ -11,25 +11,20 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows, most_captured
+from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.rounds import run_choice, run_trunk
-from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
 _MOST_GRAPHS = 512
-_PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
-_AS_LARGE = 2  # up to so many times as large
-COPIED = (8, 16)  # drafts of requests that copy, where those of a round are too few
 _COARSE_SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
-_PACKED_PATIENCE = 32  # the same for packed passes, of which there are many
+_PACKED_PATIENCE = 32  # passes of a size before it is captured, where a larger one will do
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
@@ -164,110 +159,3 @@ class Graphs:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
             self._runs[oldest] = 1
-
-
-@dataclass
-class RoundShapes:
-    """The shapes of one engine's rounds."""
-
-    graphs: Graphs
-    window: int  # tokens that the head may be behind while no request drafts
-    menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
-    widest: int = 0  # tokens that it may be behind after many drafts, where that is more
-    max_rows: int = 1 << 30  # of all requests that there is memory for
-    squeezes: bool = False  # whether requests of a round may have different numbers of rows
-    _wanted: Counter[RoundShape] = field(default_factory=Counter)
-
-    def pick(
-        self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0,
-        *, copied_rows: int = 0, after_copies: bool = False,
-    ) -> RoundShape:  # fmt: skip
-        """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
-
-        `copied`: drafts of a request at most, where more are copied than the head makes, for which
-        there are `copied_rows`; `after_copies`: whether any were in the round before.
-
-        Without drafts the head falls behind, and reads a whole window now and then. With drafts
-        a round reads as much as the one before gave. Where K falls by one step of the menu, the
-        larger round runs once more, in which requests draft what is wanted. Where still more is
-        pending, it reads the window and drafts a single token: one shape for all such changes.
-        """
-        drafts = self._on_menu(most)
-        if not self.graphs.has_head:
-            drafts, head_rows = 0, 0
-        elif (copied or after_copies) and pending > drafts + 1:
-            # Copied tokens come many at a time: the head reads them, and drafts as it would.
-            most_read = COPIED[0] + 1
-            head_rows = most_read if pending <= most_read else self._late_rows(pending)
-        elif self.is_late(most, pending):
-            above = next((number for number in self.menu if number > drafts), 0)
-            if most > 1 and pending <= above + 1:
-                drafts, head_rows = above, above + 1
-            else:
-                drafts, head_rows = min(1, most), self._late_rows(pending)
-        else:
-            head_rows = drafts + 1 if most or copied else 0
-        more, packed = self._more_rows(count, drafts, copied, copied_rows, needs)
-        size = self.graphs.bucket(count)
-        return self._captured(RoundShape(size, drafts, head_rows, needs, more, packed))
-
-    def _more_rows(
-        self, count: int, drafts: int, copied: int, copied_rows: int, needs: SamplingNeeds
-    ) -> tuple[int, int]:
-        """Drafts beyond the head's for which there is room, and rows of the pass where squeezed.
-
-        Only requests that copy have rows for them, as many as there are, unless all have as many in
-        any case.
-        """
-        size, device = self.graphs.bucket(count), self.graphs.device
-        usual = count * (drafts + 1)
-        fitting = min(
-            captured_rows(usual + copied_rows, device), most_captured(self.max_rows, device)
-        )
-        is_squeezed = self.squeezes and fitting > usual
-        for total in (copied, *(number for number in reversed(COPIED) if number < copied)):
-            more = max(0, total - drafts)
-            if not more:
-                break
-            whole = size * (drafts + 1 + more)
-            packed = fitting if is_squeezed else whole
-            # Logits that are processed are made of all rows that a request could have.
-            held = whole if needs.processes or needs.has_logprobs else packed
-            if min(held, whole) <= self.max_rows:
-                return more, packed if packed < whole else 0
-        return 0, 0
-
-    def is_late(self, most: int, pending: int) -> bool:
-        """Whether the head has more to read than rounds with up to `most` drafts let it."""
-        return pending > self._on_menu(most) + 1 if most else pending + 1 > self.window
-
-    def is_usual(self, shape: RoundShape, most: int) -> bool:
-        """Whether its time says what rounds with up to `most` drafts cost.
-
-        Not where the head reads more than it usually does, nor where a larger round runs once more
-        than was wanted: that may take less than one in which all rows are there.
-        """
-        is_read = shape.head_rows in (0, shape.num_drafts + 1) and shape.head_rows < self.window
-        return is_read and shape.num_drafts <= self._on_menu(most)
-
-    def _late_rows(self, pending: int) -> int:
-        """Rows of the head that read so much, where it is late."""
-        return self.window if pending <= self.window else self.widest
-
-    def _on_menu(self, most: int) -> int:
-        return next((number for number in self.menu if number >= most), most)
-
-    def _captured(self, shape: RoundShape) -> RoundShape:
-        """The shape itself, or a larger one for a while: capturing takes longer than some rounds.
-
-        The last answers of a batch pass through many sizes, a few rounds each.
-        """
-        self._wanted[shape] += 1
-        if self.graphs.is_captured(shape) or self._wanted[shape] > _PATIENCE:
-            return shape
-        larger = (
-            replace(shape, count=size)
-            for size in self.graphs.sizes()
-            if shape.count < size <= _AS_LARGE * shape.count
-        )
-        return next(filter(self.graphs.is_captured, larger), shape)

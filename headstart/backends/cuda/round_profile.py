@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from headstart.backends.cuda.decode_batch import most_rows
-from headstart.backends.cuda.graphs import COPIED
 from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.cuda.round_plans import COPIED
 from headstart.backends.cuda.sampling import PLAIN
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.results import CacheSizes

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.graphs import RoundShapes
+from headstart.backends.cuda.round_plans import RoundShapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import RoundShape
 
