@@ -6,13 +6,12 @@ depended on the step would make the text depend on how many tokens a step produc
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from headstart.errors import ConfigError, some
+from headstart.sampling.checks import check, check_vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
 LogprobsMode = Literal["raw", "processed"]
 AcceptanceRule = Literal["match", "rejection"]
 DraftFrom = Literal["auto", "head", "context"]
-
-MASK64 = (1 << 64) - 1
-GAMMA = 0x9E3779B97F4A7C15  # odd, from the golden ratio: the step of splitmix64
-PROMPT_GAMMA = 0xD1B54A32D192ED03  # another odd step, so that prompts and samples cannot meet
+_CHOICES = {
+    "logprobs_mode": get_args(LogprobsMode), "acceptance": get_args(AcceptanceRule),
+    "draft_from": get_args(DraftFrom),
+}  # fmt: skip
 
 
 _T = TypeVar("_T")
@@ -90,7 +89,7 @@ class SamplingParams:
         for name in ("allowed_token_ids", "banned_token_ids"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check(self)
+        check(self, _CHOICES)
 
     @property
     def is_greedy(self) -> bool:
@@ -114,9 +113,8 @@ class SamplingParams:
     @cached_property
     def restrictions(self) -> Restrictions:
         """The lists as arrays."""
-        from headstart.sampling.restrictions import (
-            Restrictions,
-        )  # numpy, which `--help` goes without
+        # numpy, which `--help` goes without
+        from headstart.sampling.restrictions import Restrictions
 
         return Restrictions(
             self.logit_bias or {}, self.allowed_token_ids, self.banned_token_ids or ()
@@ -129,143 +127,12 @@ class SamplingParams:
 
     def check_token_ids(self, num_tokens: int) -> None:
         """ConfigError if an id is outside a vocabulary of `num_tokens`."""
-        for name in _ID_FIELDS:
-            ids = getattr(self, name) or ()
-            if max(ids, default=0) >= num_tokens:
-                bad = [i for i in ids if i >= num_tokens]
-                raise ConfigError(
-                    f"{name} holds {some(bad)}; the model has tokens 0 to {num_tokens - 1}. "
-                    f"Remove those ids or check the tokenizer.",
-                    field=name,
-                )
+        check_vocabulary(self, num_tokens)
 
 
-_ID_FIELDS = ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids")
-
-_MOST = (1 << 63) - 1  # what backends count in 64 bits
-_MOST_ID = (1 << 31) - 1
-_MOST_ANSWERS = 1 << 16  # each is a request of its own
-# field: (lowest, highest, open at the lower end)
-_RANGES: dict[str, tuple[float, float, bool]] = {
-    "temperature": (0, 100, False),
-    "top_k": (-1, _MOST, False),
-    "top_p": (0, 1, True),
-    "min_p": (0, 1, False),
-    "repetition_penalty": (0.01, 100, False),
-    "presence_penalty": (-2, 2, False),
-    "frequency_penalty": (-2, 2, False),
-    "max_tokens": (0, _MOST, False),
-    "min_tokens": (0, _MOST, False),
-    "n": (1, _MOST_ANSWERS, False),
-    "seed": (-(1 << 63), MASK64, False),
-    "logprobs": (0, _MOST, False),
-    "prompt_logprobs": (0, _MOST, False),
-}
-_WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs", "prompt_logprobs")
-_OPTIONAL = ("max_tokens", "seed", "logprobs", "prompt_logprobs")
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
-
-
-def _check(params: SamplingParams) -> None:
-    for name, (low, high, is_open) in _RANGES.items():
-        value = getattr(params, name)
-        if value is None and name in _OPTIONAL:
-            continue
-        kind = "whole number" if name in _WHOLE else "number"
-        is_number = _is_number(value, whole=name in _WHOLE)
-        if not is_number or not low <= value <= high or (is_open and value == low):
-            most = "2**63 - 1" if high == _MOST else high
-            bounds = f"above {low}, up to {most}" if is_open else f"from {low} to {most}"
-            raise ConfigError(f"{name} is {_shown(value)}; give a {kind} {bounds}.", field=name)
-    for name in _FLAGS:
-        if not isinstance(getattr(params, name), bool):
-            raise ConfigError(
-                f"{name} is {getattr(params, name)!r}; give true or false.", field=name
-            )
-    for name in _ID_FIELDS:
-        _check_ids(name, getattr(params, name) or ())
-    for name, choices in (
-        ("logprobs_mode", get_args(LogprobsMode)),
-        ("acceptance", get_args(AcceptanceRule)),
-        ("draft_from", get_args(DraftFrom)),
-    ):
-        if getattr(params, name) not in choices:
-            raise ConfigError(
-                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}.",
-                field=name,
-            )
-    _check_combinations(params)
-
-
-def _check_combinations(params: SamplingParams) -> None:
-    k = params.speculate
-    if k is not None and k != "auto" and not (_is_number(k, whole=True) and 0 <= k <= _MOST):
-        raise ConfigError(
-            f"speculate is {_shown(k)}; give a number of draft tokens, or `auto`.",
-            field="speculate",
-        )
-    if 0 < params.temperature < 1e-6:
-        raise ConfigError(
-            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up.",
-            field="temperature",
-        )
-    for token, value in (params.logit_bias or {}).items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not -100 <= value <= 100:  # NaN is not, either
-            raise ConfigError(
-                f"logit_bias of token {token} is {_shown(value)}; give a number from -100 to 100. "
-                f"To forbid a token put it into banned_token_ids.",
-                field="logit_bias",
-            )
-    for text in params.stop:
-        if not isinstance(text, str) or not text:
-            raise ConfigError(
-                f"stop holds {text!r}; give texts of at least one character.", field="stop"
-            )
-    if params.stop and not params.detokenize:
-        raise ConfigError(
-            "stop texts are looked for in the text; leave detokenize on with them.", field="stop"
-        )
-    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
-        raise ConfigError(
-            f"min_tokens is {params.min_tokens}, max_tokens is {params.max_tokens}; "
-            f"give a min_tokens of at most {params.max_tokens}.",
-            field="min_tokens",
-        )
-    allowed = params.allowed_token_ids
-    if allowed is not None and set(params.banned_token_ids or ()).issuperset(allowed):
-        raise ConfigError(
-            f"allowed_token_ids has {len(allowed)} ids and none is left after banned_token_ids; "
-            f"allow at least one token.",
-            field="allowed_token_ids",
-        )
-
-
-def _check_ids(name: str, ids: Collection[object]) -> None:
-    if not ids:
-        return
-    if set(map(type, ids)) == {int}:  # a list may hold a whole vocabulary
-        numbers = cast(Collection[int], ids)
-        if 0 <= min(numbers) <= max(numbers) <= _MOST_ID:
-            return
-    bad = [i for i in ids if not (_is_number(i, whole=True) and 0 <= i <= _MOST_ID)]
-    if bad:
-        raise ConfigError(
-            f"{name} holds {some(map(_shown, bad))}; give token ids, 0 to 2**31 - 1.", field=name
-        )
-
-
-def _is_number(value: object, *, whole: bool) -> TypeGuard[int | float]:
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        return False
-    return isinstance(value, int) or math.isfinite(value)
-
-
-def _shown(value: object) -> str:
-    """For messages: Python refuses to write out a whole number of thousands of digits."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"about {'-' if value < 0 else ''}2**{value.bit_length() - 1}"
-    return repr(value)
+MASK64 = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15  # odd, from the golden ratio: the step of splitmix64
+PROMPT_GAMMA = 0xD1B54A32D192ED03  # another odd step, so that prompts and samples cannot meet
 
 
 def mix64(word: int) -> int:
@@ -289,7 +156,10 @@ def derive_seed(seed: int, sample: int, prompt: int = 0) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """`prompt_ids` and `output_ids` are read only when `params.has_penalties`."""
+    """One row of logits, by what the choice of its token depends on.
+
+    `prompt_ids` and `output_ids` are read only when `params.has_penalties`.
+    """
 
     params: SamplingParams
     seed: int  # of the sample: see derive_seed; 64 bits
