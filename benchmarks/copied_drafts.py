@@ -10,16 +10,15 @@ all see the machine in the same state and each finds the caches as it left them,
 first step: without drafts, with the head alone (`auto`, draft_from head), with copies alone
 (speculate context), and with both (`auto`). Time inside an engine counts, once with and once
 without the prompt's. Speeds are tokens of all prompts over seconds of all. With `--repeats` all
-prompts are answered several times, one after another, and of each prompt's times for an engine the
-middle one counts: a category has seconds of decoding, in which one disturbance of a shared machine
-would show. Answers that loop (a span three times in a row) count apart.
+prompts are answered several times, one after another, and all times count. Answers that loop (a
+span three times in a row) count apart.
 
 With `--predict` the code of `score` predicts by category what is measured, from the answers that an
 earlier run wrote down and from rounds that it times: before the first prompt, and again after every
-few, since a shared machine reads memory faster at one time and computes faster at another; the mean
-counts. Standard errors say how far both vary, between predictions and between repeats. Such answers
-come from `--sides auto` alone, too. `--out` has a page with tables beside it, and all figures so
-far.
+few. A shared machine reads memory faster for some minutes and computes faster for others, which
+changes what drafts bring by a tenth and more; so prompts are held against the mean of the
+predictions right before and after them. Such answers come from `--sides auto` alone, too. `--out`
+has a page with tables beside it, and all figures so far.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from copied_figures import ALL, LOOPS, compared, middle, summaries, tables
+from copied_figures import ALL, LOOPS, compared, joined, summaries, tables
 from copied_spans import copied_share, loops
 from engines_beside import beside
 from result_files import save
@@ -54,7 +53,7 @@ from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
 
 SIDES = ("plain", "head", "context", "auto")
-PREDICTED_EVERY = 78  # prompts: a prediction takes a minute or more
+PREDICTED_EVERY = 39  # prompts: a prediction takes a minute or more
 TURN = 24  # steps; where engines take turns step by step, each finds its caches full of the others'
 
 
@@ -188,11 +187,11 @@ def main() -> None:
     comparison: list[dict[str, Any]] = []
     for row in measure(sides, prompts * arguments.repeats):
         rows.append(row)
-        found = summaries(middle(rows))
+        found = summaries(joined(rows))
         if before and len(rows) % PREDICTED_EVERY == 0:
             said.append(predicted(before, arguments))
         if said:
-            comparison = compared(said, rows)
+            comparison = compared(said, rows, PREDICTED_EVERY)
         if arguments.out:
             document = {
                 "summary": found, "predicted": comparison, "said": said, "rows": rows,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -12,26 +12,20 @@ from result_files import table
 ALL, LOOPS = "all", "looping"
 
 
-def middle(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row of each prompt, with each engine's answer that took the middle time behind the
-    first token."""
+def joined(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row of each prompt, with the mean times of all its answers."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["id"], []).append(row)
-    found = []
-    for own in groups.values():
-        chosen = {
-            name: sorted(own, key=lambda row: row["seconds"][name] - row["prompt_seconds"][name])[
-                len(own) // 2
-            ]
-            for name in own[0]["seconds"]
-        }
-        times = ("seconds", "prompt_seconds")
-        found.append({
+    times = ("seconds", "prompt_seconds")
+    return [
+        {
             **own[0], "identical": all(row["identical"] for row in own),
-            **{time: {name: row[time][name] for name, row in chosen.items()} for time in times},
-        })  # fmt: skip
-    return found
+            **{time: {name: fmean(row[time][name] for row in own) for name in own[0][time]}
+               for time in times},
+        }
+        for own in groups.values()
+    ]  # fmt: skip
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -39,9 +33,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     tokens, names = sum(row["tokens"] for row in rows), list(rows[0]["seconds"])
 
     def speed(name: str, *, decoding: bool) -> float:
-        seconds = sum(row["seconds"][name] for row in rows)
-        if decoding:
-            seconds -= sum(row["prompt_seconds"][name] or 0.0 for row in rows)
+        seconds = sum(_decoding(r, name) if decoding else r["seconds"][name] for r in rows)
         return float(tokens / max(seconds, 1e-9))
 
     found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
@@ -66,56 +58,42 @@ def summaries(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: summary(part) for name, part in parts.items() if part}
 
 
-def mean_of(said: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of several predictions, by part and side."""
-    return {
-        part: {side: float(np.mean([each[part][side] for each in said])) for side in own}
-        for part, own in said[0].items()
-    }
-
-
-def repeats(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows by how often their prompt had been answered before; the last may not be whole."""
-    found: list[list[dict[str, Any]]] = []
-    seen: Counter[str] = Counter()
-    for row in rows:
-        if seen[row["id"]] == len(found):
-            found.append([])
-        found[seen[row["id"]]].append(row)
-        seen[row["id"]] += 1
-    return found
-
-
 def compared(
-    said: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
+    said: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]], every: int
 ) -> list[dict[str, Any]]:
     """Predicted and measured speeds over no drafts, by part and side.
 
-    With the standard error of both, from the predictions that were made and the times that all
-    prompts were answered; None of a single one.
+    Each `every` rows are predicted by the mean of what was said before and after them, from the
+    time that they took without drafts. With the standard error of what predictions are off, by how
+    these rows differ.
     """
-    middles, each_time = summaries(middle(rows)), repeats(rows)
-    whole = [summaries(own) for own in each_time if len(own) == len(each_time[0])]
-    mean, result = mean_of(said), list[dict[str, Any]]()
-    for part in (part for part in mean if part in middles):
-        for side, predicted in mean[part].items():
-            real = _over_none(middles[part], side)
-            result.append({
-                "part": part, "side": side, "predicted": predicted, "measured": real,
-                "off": predicted / real - 1,
-                "predicted_error": _error([each[part][side] for each in said]),
-                "measured_error": _error([_over_none(each[part], side) for each in whole]),
-            })  # fmt: skip
+    slices = [rows[at : at + every] for at in range(0, every * (len(said) - 1), every)]
+    result = list[dict[str, Any]]()
+    for part, side in [(part, side) for part, own in said[0].items() for side in own]:
+        times = list[tuple[float, float, float]]()  # without drafts, as predicted, as measured
+        for own, before, after in zip(slices, said, said[1:], strict=False):
+            own = [row for row in own if part in (ALL, _part(row))]
+            if own:
+                plain, real = (sum(_decoding(row, name) for row in own) for name in ("plain", side))
+                times.append((plain, plain / fmean((before[part][side], after[part][side])), real))
+        if not times:
+            continue
+        plain, expected, real = map(sum, zip(*times, strict=True))
+        off = [took / guess - 1 for _, guess, took in times]
+        error = stdev(off) / len(off) ** 0.5 if len(off) > 1 else None
+        result.append({
+            "part": part, "side": side, "predicted": plain / expected, "measured": plain / real,
+            "off": real / expected - 1, "error": error,
+        })  # fmt: skip
     return result
 
 
-def _over_none(part: dict[str, Any], side: str) -> float:
-    speeds = part["decoding"]["tokens_per_second"]
-    return float(speeds[side] / speeds["plain"])
+def _part(row: dict[str, Any]) -> str:
+    return LOOPS if row["loops"] else str(row["category"])
 
 
-def _error(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+def _decoding(row: dict[str, Any], name: str) -> float:
+    return float(row["seconds"][name] - (row["prompt_seconds"][name] or 0.0))
 
 
 def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[str]:
@@ -140,13 +118,8 @@ def tables(found: dict[str, Any], comparison: Sequence[dict[str, Any]]) -> list[
     return lines + table(
         ["part", "drafts", "predicted over none", "measured", "off"],
         [
-            [row["part"], row["side"], _with_error(row, "predicted"), _with_error(row, "measured"),
-             f"{row['off']:+.1%}"]
+            [row["part"], row["side"], f"{row['predicted']:.3f}", f"{row['measured']:.3f}",
+             f"{row['off']:+.1%}" + (f" ± {row['error']:.1%}" if row["error"] else "")]
             for row in comparison
         ],
     )  # fmt: skip
-
-
-def _with_error(row: dict[str, Any], name: str) -> str:
-    error = row[f"{name}_error"]
-    return f"{row[name]:.3f}" + ("" if error is None else f" ± {error:.3f}")

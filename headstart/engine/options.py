@@ -13,7 +13,7 @@ from headstart.vocab.own_tokens import check_limit
 Speculate = int | Literal["auto", "context"]
 MAX_DRAFTS = MAX_COPIED
 MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts that `auto` chooses among and times
-VERIFIED = (*MENU, MAX_COPIED)  # and those whose verification is timed: some may be copied
+VERIFIED = (*MENU, 12, MAX_COPIED)  # and those whose verification is timed: some may be copied
 
 
 def parse_speculate(text: str) -> Speculate:

@@ -112,6 +112,7 @@ class StepTimes:
 
     stats: EngineStats
     policy: DraftPolicy | None
+    besides: float = 0.0  # of the last step that the host drove: what its passes did not take
     _began: float = 0.0
     _pass_seconds: float = 0.0  # of trunk and head in this step
     _is_decoding: bool = False  # whether no request of the last pass read its prompt
@@ -141,6 +142,6 @@ class StepTimes:
 
     def end(self) -> None:
         """Of a step in which requests decoded: what it took besides."""
+        self.besides = max(0.0, time.perf_counter() - self._began - self._pass_seconds)
         if self._is_decoding and self.policy is not None:
-            whole = time.perf_counter() - self._began
-            self.policy.observe_overhead(max(0.0, whole - self._pass_seconds))
+            self.policy.observe_overhead(self.besides)

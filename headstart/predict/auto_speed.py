@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import linear_regression
+from typing import NamedTuple
 
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
 from headstart.engine.auto.costs import RoundCosts
-from headstart.engine.auto.host_times import Deciding
+from headstart.engine.auto.live_costs import active_at
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.auto.served_costs import RoundTimes
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
-from headstart.sampling.params import DraftFrom, SamplingParams
+from headstart.sampling.params import SamplingParams
 from headstart.simulate.answers import GREEDY, NO_LIMIT
 from headstart.simulate.cost import Costs
 from headstart.simulate.matches import Matches
@@ -27,6 +26,14 @@ from headstart.simulate.matches import Matches
 _NO_LENGTH = 1 << 40
 
 Place = tuple[str, int]  # of an answer: its record, and where it begins there
+
+
+class RoundParts(NamedTuple):
+    """Seconds of a round, the head's steps left out."""
+
+    whole: float
+    verify: float  # of these the trunk's pass, and what was chosen of it,
+    besides: float  # and what is no pass of trunk or head
 
 
 @dataclass
@@ -80,47 +87,16 @@ def head_speed(answers: Sequence[Matches], costs: Costs, requests: int, max_draf
     return Play(EngineOptions(speculate="auto"), table, requests, max_drafts).run(answers)
 
 
-def host_speed(
-    answers: Sequence[Matches], texts: Mapping[str, list[int]], times: RoundTimes, max_drafts: int,
-    source: DraftFrom, from_answers: int = 0,
-) -> Played:  # fmt: skip
-    """In rounds of the host, by the head ("head"), copies ("context") or both ("auto").
-
-    The speed is that over an engine without a head; deciding counts. `texts` are token ids by
-    record; copies come from so many earlier answers, too.
-    """
-    assert times.host is not None
-    requests, has_head = times.requests, source != "context"
-    table = RoundCosts(((requests, times.host.verify[source]),))
-    play = HostPlay(
-        EngineOptions(
-            speculate="auto" if has_head else "context", draft_from_answers=from_answers
-        ),
-        _with_head(table, times, requests, max_drafts) if has_head else table,
-        times, max_drafts if has_head else 0, None if source == "head" else texts,
-        times.host.deciding[source],
-    )  # fmt: skip
-    return play.run(answers)
-
-
-def _with_head(known: RoundCosts, costs: Costs, requests: int, max_drafts: int) -> RoundCosts:
-    """The same costs with what the head's steps take beside their rows: nearly a line."""
-    drafts = range(1, max_drafts + 1)
-    beside = [costs.round_seconds(requests, k) - known.round_seconds(requests, k) for k in drafts]
-    step, start = max(0.0, beside[0]), 0.0
-    if max_drafts > 1:
-        step, start = (max(0.0, each) for each in linear_regression(drafts, beside))
-    return RoundCosts(known.verify, ((requests, step),), ((requests, start),))
-
-
 class Play:
     """A batch of answers that is kept full, round by round; the host drives rounds."""
 
     def __init__(
         self, options: EngineOptions, table: RoundCosts, requests: int, max_drafts: int,
         texts: Mapping[str, list[int]] | None = None, params: SamplingParams = GREEDY,
+        known: RoundCosts | None = None,
     ):  # fmt: skip
-        self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
+        """`table`: what rounds take; `known`: what the policy begins with, where that differs."""
+        self._policy, self._table = DraftPolicy(options, _NO_LENGTH, known or table), table
         self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
         self._params = params
         self._copies = ContextDrafter(options) if texts is not None else None
@@ -156,13 +132,16 @@ class Play:
         """A round without drafts, of requests with so many tokens together."""
         return self._table.round_seconds(self._requests, 0)
 
-    def _beside(self, drafts: float, context: int) -> float:
-        """What a round takes beside what the table says, with so many drafts of each request."""
-        return 0.0
+    def _parts(self, size: int, rows: int, context: int, *, could_copy: bool) -> RoundParts:
+        """What a round of so many requests and rows takes, the head's steps left out."""
+        seconds = self._table.verify_seconds(size, rows)
+        return RoundParts(seconds, seconds, 0.0)
 
-    def _deciding(self, *, could_copy: bool) -> float:
-        """What choosing drafts takes of a round."""
-        return 0.0
+    def _drafting(self, drafting: Mapping[Request, int]) -> float:
+        """What the head's steps take, of requests with so many drafts each."""
+        active = active_at(list(drafting.values()))
+        steps = sum(map(self._table.draft_seconds, active))
+        return self._table.start_seconds(len(drafting)) + steps
 
     def _end(self, answer: RunningAnswer) -> None:
         answer.request.finish_reason = "length"  # whole: others may copy from it
@@ -176,19 +155,20 @@ class Play:
         copies = self._find(requests)
         planned = self._policy.plan(list(requests), len(running), copies)
         drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
-        table, size = self._table, len(running)
-        rows, context = size, sum(len(request.tokens) for request in requests)
+        size, context = len(running), sum(len(request.tokens) for request in requests)
+        rows = size
         for request, each in requests.items():
             of_head, copy = drafting.get(request, 0), copies.get(request)
             drafts = _drafts(each, of_head, copy, planned, self._policy.more_copied)
             rows += drafts
             each.advance(of_head, drafts, copy, self._policy)
-        took = table.verify_seconds(size, rows) + self._beside(rows / size - 1, context)
-        self._policy.observe_verify(list(requests), rows, took)
-        deepest = max(drafting.values(), default=0)
-        active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
-        took += self._deciding(could_copy=bool(copies))
-        return took + table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
+        parts = self._parts(size, rows, context, could_copy=bool(copies))
+        of_head = self._drafting(drafting)
+        self._policy.observe_verify(list(requests), rows, parts.verify)
+        if of_head:  # nothing where drafts count as a part of the verification
+            self._policy.observe_drafts(drafting, of_head)
+        self._policy.observe_overhead(parts.besides)
+        return parts.whole + of_head
 
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
@@ -201,27 +181,6 @@ class Play:
         return self._copies.find_all(
             requests, lambda request: min(MAX_DRAFTS, self._policy.room(request))
         )
-
-
-class HostPlay(Play):
-    """The same with what was timed of an engine: what context adds, and what deciding takes."""
-
-    def __init__(
-        self, options: EngineOptions, table: RoundCosts, times: RoundTimes, max_drafts: int,
-        texts: Mapping[str, list[int]] | None, deciding: Deciding,
-    ):  # fmt: skip
-        super().__init__(options, table, times.requests, max_drafts, texts)
-        assert times.host is not None
-        self._times, self._host, self._taken = times, times.host, deciding
-
-    def _plain_seconds(self, context: int) -> float:
-        return self._times.round_seconds(self._requests, 0) + self._host.added(0, context)
-
-    def _beside(self, drafts: float, context: int) -> float:
-        return self._host.added(drafts, context)
-
-    def _deciding(self, *, could_copy: bool) -> float:
-        return self._taken.copying if could_copy else self._taken.usual
 
 
 def _drafts(

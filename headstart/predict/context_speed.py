@@ -19,8 +19,8 @@ from headstart.engine.auto.served_costs import RoundTimes, timed_costs
 from headstart.engine.options import EngineOptions
 from headstart.models.build import build, resolve_device, resolve_dtype
 from headstart.models.config_reader import model_config
-from headstart.predict.auto_speed import host_speed
 from headstart.predict.head_speed import LEAST_LEN, serving_of
+from headstart.predict.host_speed import host_speed
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.answers import answers_of
 from headstart.simulate.copies import ReplayedCopies

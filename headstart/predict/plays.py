@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from headstart.engine.auto.served_costs import RoundTimes
-from headstart.predict.auto_speed import Played, head_speed, host_speed
+from headstart.predict.auto_speed import Played, head_speed
 from headstart.predict.captured_speed import captured_speed
+from headstart.predict.host_speed import host_speed
 from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import DraftFrom
 from headstart.simulate.copies import ReplayedCopies

@@ -15,9 +15,9 @@ from itertools import takewhile
 from headstart.copying.drafts import MAX_COPIED, Copy
 from headstart.engine.auto.live_costs import LiveCosts, active_at
 from headstart.engine.auto.rates import AcceptanceRates
+from headstart.engine.options import VERIFIED
 from headstart.engine.request import Request
 
-_COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
 _LIKELY = 0.5
 CLEARLY = 1.02  # times the speed that another source must promise
 # How often a token copied after so long a match is right, before any was seen.
@@ -99,7 +99,7 @@ def with_copies(
         without = tokens - sum(head_gains[request][:own])
         others = _without(active, own)
         best, least = 0, speed * CLEARLY
-        for count in _COUNTS:
+        for count in VERIFIED[1:]:  # what such rounds take was timed
             if count > len(gains):
                 break
             expected = without + sum(gains[:count])

@@ -39,15 +39,25 @@ class Deciding:
 
 
 @dataclass(frozen=True)
+class SourceTimes:
+    """Rounds of an engine whose drafts cost nothing, by drafts, and what `auto` knows of them."""
+
+    rounds: Curve
+    verify: Curve  # share of such a round: the trunk's pass and what was chosen of it,
+    besides: Curve  # and what is no pass of trunk or head
+    deciding: Deciding
+    profiled: Curve  # seconds that the engine takes `verify` for before its first round
+
+
+@dataclass(frozen=True)
 class HostTimes:
-    """Rounds that the host drives, whose drafts cost nothing, by drafts; and what deciding takes.
+    """Rounds that the host drives.
 
     By where `auto` drafts from: "head" and "auto" (copies, too) of an engine that keeps its head
     ready, "context" of one without.
     """
 
-    verify: Mapping[DraftFrom, Curve]
-    deciding: Mapping[DraftFrom, Deciding]
+    sources: Mapping[DraftFrom, SourceTimes]
     context: float = 0.0  # tokens of all requests in such a round,
     per_token: Curve = ()  # and what each one more adds, by drafts of each request
 
@@ -92,20 +102,37 @@ def time_rounds(
         )
         for cell, own in rounds.items() if cell.drafts != "auto"
     }  # fmt: skip
-    times = HostTimes({}, {}, context, limited(per_token, real.values(), context))
+    times = HostTimes({}, context, limited(per_token, real.values(), context))
     seconds = {c: own.seconds - times.added(own.drafts, own.context) for c, own in real.items()}
-    verify: dict[DraftFrom, Curve] = {}
-    deciding: dict[DraftFrom, Deciding] = {}
+    sources: dict[DraftFrom, SourceTimes] = {}
     for source, cell in chosen.items():
         given = copied[cell.speculate]
-        verify[source] = level([(k, seconds[own]) for k, own in given.items()])
-        deciding[source] = _deciding(rounds[cell], rounds[given[0]])
+        sources[source] = SourceTimes(
+            level([(k, seconds[own]) for k, own in given.items()]),
+            tuple((k, _share(rounds[own], "verify")) for k, own in given.items()),
+            tuple((k, _share(rounds[own], "besides")) for k, own in given.items()),
+            _deciding(rounds[cell], rounds[given[0]]),
+            _profiled(timers[cell.speculate], serving, counts),
+        )
     ks = every_k if has_head else ()
     by_k = {
         name: (seconds[_NO_DRAFTS], *(seconds[Cell("auto", k, name)] for k in ks))
         for name in vocabs
     }
-    return by_k, replace(times, verify=verify, deciding=deciding)
+    return by_k, replace(times, sources=sources)
+
+
+def _share(rounds: Sequence[TimedRound], part: str) -> float:
+    """Of a part in all of these."""
+    return fmean(getattr(one, part) for one in rounds) / fmean(one.seconds for one in rounds)
+
+
+def _profiled(timer: HostTimer, serving: Serving, counts: Sequence[int]) -> Curve:
+    """Verifications by drafts, as that engine timed them at its start."""
+    policy, requests = timer.core.policy, serving.requests
+    assert policy is not None, "what drafts has a policy"
+    table = policy.profiled(is_greedy=serving.params.is_greedy)
+    return tuple((k, table.verify_seconds(requests, requests * (k + 1))) for k in counts)
 
 
 def _timed(

@@ -22,12 +22,12 @@ from headstart.engine.auto.copies import (
 )
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.exploration import Exploration
+from headstart.engine.auto.last_drafts import LastDrafts
 from headstart.engine.auto.live_costs import Choice, LiveCosts
 from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.request import Request
 
-_WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 _MORE_ROWS_EVERY = 6  # rounds that copy, until one copies more than was chosen
 _NEW_SHARE = 0.01  # of a round in the speed-up that is expected, about the last hundred of them
 
@@ -61,12 +61,17 @@ class DraftPolicy:
         self._copying_rounds = 0
         self._exploration = Exploration(self.rates, self._options.max_drafts)
         self._promised: dict[Request, list[float]] = {}  # tokens of drafts, for the next round
-        self._last_k: dict[str, int] = {}  # by request
-        self._typical_k = 0  # that of most requests in the last round, where a new request begins
+        self._last = LastDrafts(self._options.max_drafts)
         self.reason = ""
         self.decided_by: DecidedBy = "fastest" if self._is_automatic else "fixed"
         # over no drafts, as `auto` chose in about a hundred rounds: one round says little
         self.expected_speedup: float | None = None
+
+    def profiled(self, *, is_greedy: bool) -> RoundCosts:
+        """What rounds that the host drives were taken to cost before the first of them."""
+        costs = self._greedy_costs if is_greedy else self._costs
+        assert costs is not None, "`auto` profiles rounds"
+        return costs.table
 
     def use_rounds(self, costs: RoundCosts, captured_size: Callable[[int], int]) -> None:
         """Decide for requests in device rounds by these costs from now on."""
@@ -106,7 +111,7 @@ class DraftPolicy:
             request: min(drafts, room)
             for (request, room), drafts in zip(automatic.items(), choice.drafts, strict=True)
         }
-        self._remember(best, automatic)
+        self._last.remember(best, automatic)
         varied = self._exploration.vary(best, automatic, costs, break_even=choice.break_even)
         return {**fixed, **varied}
 
@@ -200,7 +205,7 @@ class DraftPolicy:
         self._promised = gains
         context = sum(len(request.tokens) for request in [*rooms, *fixed])
         choice = costs.best(
-            [self._biased(r, own, costs.hysteresis) for r, own in gains.items()],
+            [self._last.biased(r, own, costs.hysteresis) for r, own in gains.items()],
             [self.rates.gains(r.id, longest[:drafts]) for r, drafts in fixed.items()],
             context,
         )  # fmt: skip
@@ -225,23 +230,6 @@ class DraftPolicy:
         found = tokens / len(drafts) * plain / costs.seconds_of(drafts, context)
         known = found if self.expected_speedup is None else self.expected_speedup
         self.expected_speedup = known + _NEW_SHARE * (found - known)
-
-    def _biased(self, request: Request, gains: Sequence[float], hysteresis: float) -> list[float]:
-        """Expected tokens with a bias towards the last K, as far as drafts are worth something."""
-        last = self._last_k.get(request.id, self._typical_k)
-        biased = []
-        for depth, gain in enumerate(gains, 1):
-            if gain < _WORTHLESS:
-                break
-            biased.append(gain * (1 + hysteresis if depth <= last else 1 - hysteresis))
-        return biased
-
-    def _remember(self, best: Mapping[Request, int], rooms: Mapping[Request, int]) -> None:
-        self._last_k.update({request.id: drafts for request, drafts in best.items()})
-        # Answers that are about to end draft little, whatever would pay.
-        free = [k for request, k in best.items() if rooms[request] >= self._options.max_drafts]
-        if free:
-            self._typical_k = max(set(free), key=free.count)
 
     def observe_copy(
         self, request: Request, copy: Copy, emitted: list[int], *, confirmed: bool
@@ -298,5 +286,5 @@ class DraftPolicy:
         self.copy_rates.forget(request.id)
         self._copied_rounds.forget(request)
         self._promised.pop(request, None)
-        self._last_k.pop(request.id, None)
+        self._last.forget(request)
         self._exploration.forget(request.id)

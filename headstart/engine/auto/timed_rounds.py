@@ -71,11 +71,13 @@ class Cell:
 
 
 class TimedRound(NamedTuple):
-    """Seconds of a step, and what choosing drafts took of it, where something drafts."""
+    """Seconds of a step, and of its parts."""
 
     seconds: float
     context: int  # tokens of all requests
-    deciding: float
+    verify: float  # of the trunk's pass, and what was chosen of it,
+    besides: float  # of what is no pass of trunk or head, which includes
+    deciding: float  # choosing drafts, where something drafts
     could_copy: bool  # whether any request could
 
 
@@ -186,9 +188,11 @@ class HostTimer:
         waiting, preempted = list(scheduler.waiting), scheduler.num_preemptions
         reads = any(not request.is_decoding for request in scheduler.running)
         before = 0.0 if sources is None else sources.deciding_seconds
+        verify = -loop.stats.trunk_seconds
         started = time.perf_counter()
         loop.step()
         took = time.perf_counter() - started
+        verify, besides = verify + loop.stats.trunk_seconds, loop.times.besides
         # Nothing but memory keeps a request waiting where no other prompt is read.
         is_stuck = bool(waiting) and waiting == scheduler.waiting and not reads
         if is_stuck or scheduler.num_preemptions > preempted:
@@ -199,10 +203,10 @@ class HostTimer:
                 f"{self._remedy}"
             )
         if sources is None:
-            return TimedRound(took, context, 0.0, could_copy=False)
+            return TimedRound(took, context, verify, besides, 0.0, could_copy=False)
         copies = map(sources.copies.found, self.core.scheduler.running)
         deciding = sources.deciding_seconds - before
-        return TimedRound(took, context, deciding, could_copy=any(copies))
+        return TimedRound(took, context, verify, besides, deciding, could_copy=any(copies))
 
     def _request(self) -> Request:
         number = next(self._numbers)

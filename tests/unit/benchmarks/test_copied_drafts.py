@@ -58,23 +58,28 @@ def test_an_answer_loops_where_a_span_comes_three_times_in_a_row(
     assert loops(tokens) == is_loop
 
 
-def measured(name: str, category: str, plain: float, auto: float) -> dict[str, Any]:
+def measured(name: str, plain: float, auto: float) -> dict[str, Any]:
     return {
-        "id": name, "category": category, "tokens": 100, "loops": False, "copied_share": 0.0,
+        "id": name, "category": name, "tokens": 100, "loops": name == "loop", "copied_share": 0.0,
         "identical": True, "seconds": {"plain": plain + 1, "auto": auto + 1},
         "prompt_seconds": {"plain": 1.0, "auto": 1.0},
     }  # fmt: skip
 
 
-def test_predictions_are_held_against_the_middle_times_and_both_have_standard_errors() -> None:
-    times = [(4.0, 2.0), (4.0, 1.0), (4.0, 4.0)]
-    rows = [measured(name, name, *each) for each in times for name in ("code", "table")]
-    rows.append(measured("code", "code", 4.0, 2.0))  # a repeat that is not whole
-    said = [{"all": {"auto": value}, "code": {"auto": value}} for value in (2.0, 2.4)]
-    overall, code = compared(said, rows)
-    assert (overall["part"], code["part"]) == ("all", "code")
-    assert overall["measured"] == pytest.approx(2.0)
-    assert overall["off"] == pytest.approx(0.1)
-    assert overall["predicted_error"] == pytest.approx(0.2)
-    assert overall["measured_error"] == pytest.approx(stdev([2, 4, 1]) / 3**0.5)
-    assert compared(said[:1], rows[:2])[0]["measured_error"] is None
+def test_prompts_are_held_against_predictions_right_before_and_after_them() -> None:
+    """A machine that computes faster for a while makes drafts bring more, in both."""
+    times = [("code", 4.0, 2.0), ("loop", 6.0, 3.0), ("code", 4.0, 1.0), ("loop", 6.0, 2.0)]
+    rows = [*(measured(*each) for each in times), measured("code", 1.0, 1.0)]  # not a whole slice
+    said = [
+        {"all": {"auto": value}, "code": {"auto": value}, "looping": {"auto": 9.0}, "table": {}}
+        for value in (1.8, 2.2, 5.8)
+    ]
+    overall, code, loop = compared(said, rows, 2)
+    assert (overall["part"], code["part"], loop["part"]) == ("all", "code", "looping")
+    assert code["predicted"] == pytest.approx(8 / 3) == code["measured"]
+    assert code["off"] == pytest.approx(0) == code["error"]
+    assert overall["measured"] == pytest.approx(20 / 8)
+    assert overall["predicted"] == pytest.approx(20 / (10 / 2 + 10 / 4))
+    assert overall["error"] == pytest.approx(stdev([3 / 2.5, 1]) / 2**0.5)
+    assert loop["off"] == pytest.approx((5 / 12) * 9 - 1)
+    assert compared(said[:2], rows, 2)[0]["error"] is None and compared(said[:1], rows, 2) == []

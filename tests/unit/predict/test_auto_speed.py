@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from headstart.engine.auto.costs import Curve, RoundCosts
-from headstart.engine.auto.host_times import Deciding, HostTimes
+from headstart.engine.auto.host_times import Deciding, HostTimes, SourceTimes
 from headstart.engine.auto.served_costs import CapturedCosts, RoundTimes
 from headstart.engine.options import MENU
-from headstart.predict.auto_speed import Speed, head_speed, host_speed
+from headstart.predict.auto_speed import Speed, head_speed
 from headstart.predict.captured_speed import captured_speed
+from headstart.predict.host_speed import host_speed
 from headstart.sampling.params import DraftFrom
 from headstart.simulate.answers import Answer
 from headstart.simulate.copies import ReplayedCopies
@@ -63,10 +64,14 @@ FREE_ROWS = ((0, 1.0), (16, 1.0))  # verifying copies costs nothing more
 NOTHING = Deciding(0.0, 0.0)
 
 
-def times(verify: Curve = FREE_ROWS, deciding: Deciding = NOTHING) -> RoundTimes:
+def times(
+    rounds: Curve = FREE_ROWS, deciding: Deciding = NOTHING, profiled: Curve | None = None
+) -> RoundTimes:
     """Rounds as they are timed; each of the head's drafts takes a tenth of one without."""
     sources: list[DraftFrom] = ["head", "auto", "context"]
-    host = HostTimes(dict.fromkeys(sources, verify), dict.fromkeys(sources, deciding))
+    every, none = (tuple((k, share) for k, _ in rounds) for share in (1.0, 0.0))
+    own = SourceTimes(rounds, every, none, deciding, profiled or rounds)
+    host = HostTimes(dict.fromkeys(sources, own))
     return RoundTimes((1.0, 1.1, 1.2, 1.3), 1, host)
 
 
@@ -111,6 +116,20 @@ def test_an_answer_that_repeats_its_prompt_is_copied(source: DraftFrom) -> None:
     assert found.copied_share == pytest.approx(185 / 199, rel=0.05)
     beside = copies_of(True, source="auto", is_right=True)
     assert beside.speed_up > 13 and beside.copied_share > 0.85, "copies are faster than the head"
+
+
+STEEP_ROWS = ((0, 1.0), (1, 1.2), (2, 1.4), (3, 1.6), (5, 2.0), (8, 4.0), (16, 9.0))
+
+
+def test_a_policy_begins_with_what_its_engine_profiles_and_corrects_it() -> None:
+    """Rounds of many copies that are thought to be cheap are tried until they have shown that they
+    are not."""
+    known = copies_of(True, source="context", is_right=False, known=times(STEEP_ROWS))
+    assert known.speed_up == pytest.approx(47 / 19, rel=0.1), "one round in six copies 16 tokens"
+    wrong = copies_of(
+        True, source="context", is_right=False, known=times(STEEP_ROWS, profiled=FREE_ROWS)
+    )
+    assert 17 / 9 <= wrong.speed_up < 0.9 * known.speed_up
 
 
 def test_an_answer_that_repeats_nothing_is_not_copied() -> None:

@@ -83,7 +83,7 @@ def test_no_round_takes_less_than_a_tenth_of_what_was_timed(per_token: float, at
     drafts, contexts = [0, 1, 2, 5, 16], [480.0, 520.0, 400.0, 900.0, 700.0]
     real = [RealRound(*each) for each in zip(drafts, usual, contexts, strict=True)]
     timed = tuple((k, per_token if place == at else 1e-6) for place, k in enumerate(COUNTS))
-    times = HostTimes({}, {}, context, limited(timed, real, context))
+    times = HostTimes({}, context, limited(timed, real, context))
     seconds = [own.seconds - times.added(own.drafts, own.context) for own in real]
     curve = level([*zip(drafts, seconds, strict=True)])
     for tokens in (0.0, 100.0, 5000.0):

@@ -12,6 +12,7 @@ import pytest
 from headstart.engine.auto.host_times import _timed
 from headstart.engine.auto.timed_rounds import Cell, HostTimer, Serving, TimedRound
 from headstart.engine.request import Request
+from headstart.engine.stats import EngineStats
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 
@@ -28,14 +29,16 @@ class Steps:
     num_preemptions: int = 0
     preempts: bool = False
     sources: None = None
+    stats: EngineStats = field(default_factory=EngineStats)
+    times: Any = field(default_factory=lambda: SimpleNamespace(besides=0.25))
     were_reading: list[bool] = field(default_factory=list)  # by step, whether a prompt was read
     emitted: int = 1  # tokens of a request in a step
 
     @property
     def core(self) -> Any:
-        model = SimpleNamespace(max_len=10_000, config=SimpleNamespace(vocab=99))
+        model = SimpleNamespace(max_len=10_000, config=SimpleNamespace(vocab=99), head=None)
         self.pool = SimpleNamespace(num_slots=10_000)
-        options = SimpleNamespace(num_rows=ROWS)
+        options = SimpleNamespace(num_rows=ROWS, is_automatic=False, speculate=0)
         return SimpleNamespace(
             scheduler=self, loop=self, options=options, backend=SimpleNamespace(model=model)
         )
@@ -44,6 +47,7 @@ class Steps:
         self.waiting.append(request)
 
     def step(self) -> None:
+        self.stats.trunk_seconds += 2.5
         decoding = [request for request in self.running if request.is_decoding]
         while self.waiting and len(self.running) < self.memory:
             self.running.append(self.waiting.pop(0))
@@ -77,6 +81,7 @@ def test_steps_that_read_prompts_are_no_rounds() -> None:
     assert sum(steps.were_reading) == 30 and not any(steps.were_reading[-15:])
     assert len(steps.were_reading) == 30 + 3 + 12, "some settle, and then twelve count"
     assert [own.context for own in found] == [*range(found[0].context, found[-1].context + 1, 3)]
+    assert {(own.verify, own.besides, own.deciding) for own in found} == {(2.5, 0.25, 0.0)}
 
 
 def test_few_rounds_are_timed_where_they_take_long() -> None:
@@ -121,7 +126,7 @@ def test_a_slow_engine_is_timed_in_fewer_turns(
         def rounds(self, cell: Cell, longest: float) -> list[TimedRound]:
             allowed.add(longest)
             now[0] += seconds / 3
-            return [TimedRound(seconds, 1, 0.0, could_copy=False)]
+            return [TimedRound(seconds, 1, 0.0, 0.0, 0.0, could_copy=False)]
 
     monkeypatch.setattr("headstart.engine.auto.host_times.time.perf_counter", lambda: now[0])
     done = list[int]()
