@@ -42,6 +42,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("vocab model --data none --out v.json", 1, "none does not exist"),
         ("distill model --prompts none --out run", 1, "none cannot be read"),
         ("generate model hi --max-tokens 0", 2, "--max-tokens is 0"),
+        ("generate none hi", 1, "none does not exist"),
+        ("generate data hi", 1, "data has no config.json"),
+        ("generate model hi --head none", 1, "none does not exist"),
+        ("serve none --port 0", 1, "none does not exist"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) and " --" in value else "",
 )
