@@ -80,7 +80,7 @@ test-browser: .venv/ready
 	@touch .venv/weights
 
 demo: .venv/weights
-	@echo "demo: at first weights are unpacked and kernels compiled for this CPU; a minute or two, once"
+	@echo "demo: the first start unpacks weights and compiles kernels for this CPU, about half a minute"
 	@$(BIN)/headstart demo
 
 clean:

@@ -1,19 +1,26 @@
-"""A look at a MODEL before what runs it is imported: torch takes seconds, its headers do not."""
+"""A look at a MODEL and a head before what runs them is imported: torch takes seconds, headers do
+not."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 
-def check_model(model: str, head: Path | None) -> None:
-    """Refuse folders and files that hold no model, or no head, as the engine would seconds later.
+def check_model(model: str) -> None:
+    """Refuse what holds no model.
 
     A name is left to the engine: what it stands for may have to be fetched or unpacked first.
     """
     from headstart.checkpoint.hub import is_path, local_folder
-    from headstart.heads.formats import open_head, open_runnable
+    from headstart.heads.formats import open_runnable
 
     if is_path(model):
         open_runnable(local_folder(model), "Give its model, and this folder with --head.")
+
+
+def check_head(head: Path | None) -> None:
+    """Refuse what was given as a head and holds none."""
+    from headstart.heads.formats import open_head
+
     if head is not None:
         open_head(head, to_run=True)

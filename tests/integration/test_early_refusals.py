@@ -39,6 +39,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train model --data data --out run --variants bad.json", 2, "'los' is no option"),
         ("score model --data prompts.jsonl", 1, "distill MODEL --prompts prompts.jsonl --out DATA"),
         ("score model --data none", 1, "none does not exist"),
+        ("score model --data data --head data", 1, "data has no config.json"),
         ("vocab model --data none --out v.json", 1, "none does not exist"),
         ("distill model --prompts none --out run", 1, "none cannot be read"),
         ("generate model hi --max-tokens 0", 2, "--max-tokens is 0"),
