@@ -12,10 +12,10 @@ def check_model(model: str) -> None:
     A name is left to the engine: what it stands for may have to be fetched or unpacked first.
     """
     from headstart.checkpoint.hub import is_path, local_folder
-    from headstart.heads.formats import open_runnable
+    from headstart.heads.formats import open_target
 
     if is_path(model):
-        open_runnable(local_folder(model), "Give its model, and this folder with --head.")
+        open_target(local_folder(model), "Give its model, and this folder with --head.")
 
 
 def check_head(head: Path | None) -> None:
