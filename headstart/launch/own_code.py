@@ -29,8 +29,9 @@ def has_own_code_only(folder: Path, family: Family) -> bool:
         }
         code = {path.name: read_plain(path).decode() for path in folder.glob("*.py")}
         config = documents.pop("config.json")
-        is_ours = config.pop("auto_map") == family.auto_map and code == family.remote_code
+        named = config.pop("auto_map")
         others = json.dumps([config, documents])  # a name in it has no escapes any more
     except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
         return False
+    is_ours = dict(family.auto_map) == named and dict(family.remote_code) == code
     return is_ours and '"auto_map"' not in others

@@ -61,8 +61,9 @@ class Plan:
         needs some and there is none but what Headstart wrote."""
         if self.options.trust_remote_code or not self._needed_code:
             return self.options.trust_remote_code
-        is_alone = self.options.head_path is None and self.family is not None
-        return is_alone and has_own_code_only(self.report.path, self.family)
+        if self.options.head_path is not None or self.family is None:
+            return False
+        return has_own_code_only(self.report.path, self.family)
 
     @property
     def _needed_code(self) -> tuple[str, ...]:
