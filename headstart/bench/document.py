@@ -27,7 +27,7 @@ from headstart.bench.variants import Variant
 from headstart.checkpoint.local_paths import shown
 from headstart.documents import misfit, parse_json
 from headstart.errors import DataError
-from headstart.files import read_plain
+from headstart.files import read_plain, why_unreadable
 
 FORMAT, VERSION = "headstart-bench", 1
 RESULT_NAME, PAGE_NAME = "bench.json", "report.html"
@@ -172,7 +172,8 @@ def read_document(path: Path) -> dict[str, Any]:
         found = parse_json(read_plain(path))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path} cannot be read ({error}); give a {RESULT_NAME} that `headstart bench` wrote."
+            f"{path} cannot be read ({why_unreadable(error)}); give a {RESULT_NAME} that "
+            "`headstart bench` wrote."
         ) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"{path} is no result of `headstart bench`: its format is not {FORMAT}.")

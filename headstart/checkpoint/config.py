@@ -13,7 +13,7 @@ from typing import Any
 from headstart.checkpoint.config_fields import COUNT_FIELDS, check_fields
 from headstart.documents import parse_json
 from headstart.errors import BadConfig
-from headstart.files import read_plain
+from headstart.files import read_plain, why_unreadable
 
 _MAX_NESTING = 100
 
@@ -101,17 +101,19 @@ def read_config(folder: Path) -> Config:
     return Config(raw)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, advice: str = "Download it again.") -> dict[str, Any]:
     """The JSON object in `path`; BadConfig if it is anything else."""
     try:
         document = parse_json(read_plain(path).decode("utf-8"))
     except (OSError, ValueError) as error:
-        raise BadConfig(f"{path} cannot be read as JSON ({error}). Download it again.") from error
+        raise BadConfig(
+            f"{path} cannot be read as JSON ({why_unreadable(error)}). {advice}"
+        ) from error
     if not isinstance(document, dict):
         kind = type(document).__name__
-        raise BadConfig(f"{path} holds a JSON {kind}; expected an object. Download it again.")
+        raise BadConfig(f"{path} holds a JSON {kind}; expected an object. {advice}")
     if _is_deeper(document, _MAX_NESTING):
-        raise BadConfig(f"{path} nests more than {_MAX_NESTING} levels deep. Download it again.")
+        raise BadConfig(f"{path} nests more than {_MAX_NESTING} levels deep. {advice}")
     return document
 
 

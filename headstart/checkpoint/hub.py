@@ -18,13 +18,18 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py", "LI
 named_models: dict[str, Callable[[], Path]] = {}  # name -> what makes sure that its folder is there
 
 
+def is_path(model: str | Path) -> bool:
+    """Whether it is a path, of what is there or not, and no name."""
+    is_name = str(model) in named_models or _HUB_NAME.fullmatch(str(model))
+    return os.path.lexists(model) or not is_name
+
+
 def local_folder(model: str | Path) -> Path:
     """The folder of a checkpoint, downloaded if `model` is a hub name and the hub answers."""
-    path = Path(model)
-    if str(model) in named_models and not os.path.lexists(path):
+    if is_path(model):
+        return Path(model)
+    if str(model) in named_models:
         return named_models[str(model)]()
-    if os.path.lexists(path) or not _HUB_NAME.fullmatch(str(model)):
-        return path
     try:
         from huggingface_hub import snapshot_download
 

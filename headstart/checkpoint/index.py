@@ -16,7 +16,7 @@ from headstart.checkpoint.compare import same_bytes
 from headstart.checkpoint.header import Header, TensorInfo, read_header
 from headstart.documents import parse_json
 from headstart.errors import BrokenFile, BrokenIndex, CheckpointError, some
-from headstart.files import read_plain
+from headstart.files import read_plain, why_unreadable
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -80,7 +80,9 @@ def _read_weight_map(folder: Path) -> tuple[dict[str, str] | None, dict[str, Any
     try:
         document = parse_json(read_plain(path).decode("utf-8"))
     except (OSError, ValueError) as error:
-        raise BrokenIndex(f"{path} cannot be read ({error}). Download the file again.") from error
+        raise BrokenIndex(
+            f"{path} cannot be read ({why_unreadable(error)}). Download the file again."
+        ) from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not all(
         isinstance(shard, str) for shard in weight_map.values()

@@ -52,8 +52,14 @@ class Checkpoint:
                     "heads and those that run a model take GGUF files; training, graft and "
                     "quantize do not."
                 )
-            kind = "is not a folder" if os.path.exists(path) else "does not exist"
-            raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
+            if os.path.exists(path):
+                raise CheckpointError(
+                    f"{path} is not a folder; expected the folder of a checkpoint. Give the one "
+                    "that holds config.json and the weights."
+                )
+            raise CheckpointError(
+                f"{path} does not exist; expected the folder of a checkpoint. Check the path."
+            )
         _check_kinds(path)
         return cls(path, read_config(path), read_index(path))
 

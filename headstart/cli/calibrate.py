@@ -67,6 +67,7 @@ def run(
     from headstart.calibrate.calibrated import write_calibrated
     from headstart.calibrate.copy_prompts import FILE_NAME, CopyPlan
     from headstart.calibrate.given_tokenizer import ANY_TEXT
+    from headstart.checkpoint.atomic import check_target
     from headstart.cli.progress import byte_progress
     from headstart.errors import ConfigError
 
@@ -74,6 +75,8 @@ def run(
         raise ConfigError(f"--dtype is {dtype!r}; expected BF16, F16 or F32.")
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    if out is not None and not dry_run:  # it would be refused after minutes of computing
+        check_target(out, overwrite=overwrite)
     copies = None
     if copy_length is not None:
         copies = CopyPlan(
@@ -116,9 +119,10 @@ def run(
 
 
 def _stored_as(weights: str) -> StoredAs:
-    from headstart.heads.quantized_copy import quantized_copy
+    from headstart.heads.quantized_copy import copy_in, format_named
 
-    return lambda config, tensors: quantized_copy(config, tensors, weights)
+    form = format_named(weights)  # before anything is computed
+    return lambda config, tensors: copy_in(form, config, tensors)
 
 
 def _tokenizer(name: str) -> GivenTokenizer:

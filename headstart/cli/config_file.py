@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from headstart.errors import ConfigError, first_line
-from headstart.files import read_text
+from headstart.files import read_text, why_unreadable
 
 _MOST_BYTES = 1 << 20
 _NOT_GIVEN = ("", "~", "null", "Null", "NULL")
@@ -31,8 +31,9 @@ def _defaults(ctx: typer.Context, path: Path) -> dict[str, Any]:
     try:
         document = yaml.load(read_text(path, _MOST_BYTES), yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError) as error:
+        why = first_line(error) if isinstance(error, yaml.YAMLError) else why_unreadable(error)
         raise ConfigError(
-            f"--config is {str(path)!r}, which cannot be read: {first_line(error)}. Give a YAML "
+            f"--config is {str(path)!r}, which cannot be read ({why}). Give a YAML "
             "file of options, as `port: 8000`."
         ) from None
     if not isinstance(document, dict):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headstart.cli.models import check_head
 from headstart.cli.options import DryRun, Head, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.distill.options import DistillOptions
@@ -56,6 +57,7 @@ def run(
             "distill adds to a dataset and never replaces one: its answers cost too much. To start "
             f"anew, choose another --out, or remove {out} yourself."
         )
+    check_head(head)
     planned = plan(model, prompts, out, options, as_given=as_given)
     if dry_run:
         _print_plan(planned, as_json=json_output)

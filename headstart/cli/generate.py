@@ -15,6 +15,7 @@ from rich.segment import Segment, Segments
 
 from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.look import ORIGIN_STYLES
+from headstart.cli.models import check_head, check_model
 from headstart.cli.options import Head, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.data.detokenizer import Detokenizer
@@ -204,6 +205,8 @@ def run(
     SamplingParams(**changes)  # what is wrong is said before a model is loaded
     if max_tokens < 1:  # servers are asked so for a prompt's log-probabilities
         raise ConfigError(f"--max-tokens is {max_tokens}; give a whole number of at least 1.")
+    check_model(model)
+    check_head(head if options.runs_head else None)
     limit_spinning()
     from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine

@@ -11,7 +11,7 @@ import typer
 
 from headstart.cli.options import Json, Model, ModelType, head_option
 from headstart.errors import ConfigError, DataError
-from headstart.files import read_text
+from headstart.files import read_text, why_unreadable
 from headstart.report.terminal import say
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def _probed(
     try:
         text = PROBE_TEXT if file is None else read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read as UTF-8 text ({error}).") from error
+        raise DataError(
+            f"{file} cannot be read ({why_unreadable(error)}). Give a text file in UTF-8."
+        ) from error
     checkpoint = checkpoint if is_apart else published(checkpoint)
     prompts = PromptReader(checkpoint)
     ids = None if prompts.tokenizer is None else prompts.read(text)

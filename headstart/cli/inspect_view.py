@@ -10,7 +10,6 @@ from rich.table import Table
 
 from headstart.cli.look import console_of, table_of
 from headstart.errors import some
-from headstart.families.engines import ENGINE_TITLES
 from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
 from headstart.heads.operation import megabytes
 from headstart.launch.command import EngineCommand, code_warning
@@ -51,8 +50,8 @@ def show(
     needing: dict[tuple[str, ...], list[str]] = {}
     for name, command in usable.items():
         if command.code_files:
-            needing.setdefault(command.code_files, []).append(ENGINE_TITLES[name])
-    about_code = [code_warning(", ".join(titles), files) for files, titles in needing.items()]
+            needing.setdefault(command.code_files, []).append(name)
+    about_code = [code_warning(report.path, names, files) for files, names in needing.items()]
     for warning in [*about_code, *report.warnings]:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headstart.cli.models import check_head
 from headstart.cli.options import Device, Dtype, Model, Writing, head_option
 from headstart.cli.spinning import limit_spinning
 from headstart.quantize.options import QuantizeOptions
@@ -40,6 +41,7 @@ def run(
     if writing.out is not None and not writing.dry_run:
         inputs = (checkpoint.folder,) if head is None else (checkpoint.folder, head)
         check_target(writing.out, overwrite=writing.overwrite, inputs=inputs)
+    check_head(head)
     own, held_out = (
         open_records(data, split, checkpoint, options.limit) for split in ("train", "heldout")
     )

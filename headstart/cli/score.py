@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from headstart.cli.demo_defaults import shipped_vocab_of
+from headstart.cli.models import check_head
 from headstart.cli.options import (
     Bandwidth,
     Device,
@@ -43,7 +44,9 @@ def run(
     temperature: Annotated[
         float | None, typer.Option("--temperature", help="Default: that of the answers.")
     ] = None,
-    rule: Annotated[str, typer.Option("--rule", help="match or rejection.")] = "match",
+    rule: Annotated[
+        Literal["match", "rejection"], typer.Option("--rule", help="match or rejection.")
+    ] = "match",
     max_drafts: Annotated[int, typer.Option("--max-drafts", help="Largest K.")] = 8,
     draft_from_answers: Annotated[
         int,
@@ -81,6 +84,7 @@ def run(
         dtype=dtype,
     )  # fmt: skip
     checkpoint = open_runnable(local_folder(model))
+    check_head(head)
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
     from headstart.cli.progress import counted_progress

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from headstart.cli.config_file import Config
 from headstart.cli.demo_defaults import with_shipped_vocab
+from headstart.cli.models import check_head, check_model
 from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
@@ -40,6 +41,8 @@ def run(
     _check_formats(server)
     _check_vocab(options)
     check_certificate(server)
+    check_model(model)
+    check_head(head if options.runs_head else None)
     configure(server.log_format)
     with listen(server) as listener:
         logging.getLogger("headstart.server").info(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headstart.cli.models import check_head
 from headstart.cli.options import (
     Bandwidth,
     Device,
@@ -99,6 +100,7 @@ def run(
         check_file_target(out, overwrite=overwrite)
     check_by(by)
     checkpoint = open_runnable(local_folder(model))
+    check_head(head)
     made: list[Made] = []
     notes: list[str] = []
     if source is not None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from headstart.errors import ConfigError
-from headstart.files import read_text
+from headstart.files import read_text, why_unreadable
 
 API_KEY_VARIABLE = "HEADSTART_API_KEY"
 PUSH_KEY_VARIABLE = "HEADSTART_PUSH_KEY"
@@ -31,9 +31,9 @@ def push_key(file: Path | None, flag: str) -> str | None:
     try:
         key = read_text(file, _MOST_BYTES).strip()
     except (OSError, ValueError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"{flag} is {str(file)!r}, which cannot be read ({why}). Give a file with the push key."
+            f"{flag} is {str(file)!r}, which cannot be read ({why_unreadable(error)}). Give a "
+            "file with the push key."
         ) from None
     if not key or "\n" in key:
         raise ConfigError(

@@ -156,7 +156,7 @@ def _count(records: Sequence[Record]) -> dict[str, int]:
 
 def _header(path: Path) -> Header:
     try:
-        found = read_json_object(path)
+        found = read_json_object(path, "Make the dataset again: headstart distill.")
     except BadConfig as error:
         raise DataError(str(error)) from error
     version = found.get("headstart_dataset")

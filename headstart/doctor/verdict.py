@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headstart.checkpoint.config import read_json_object
 from headstart.doctor.evidence import Evidence
+from headstart.documents import parse_json
 from headstart.errors import DataError
+from headstart.files import read_plain, why_unreadable
 from headstart.heads.predicted import SCORE_NAME
 
 Verdict = Literal["healthy", "below", "low", "dead", "few", "off", "unknown"]
@@ -106,10 +107,15 @@ def percent(rate: float) -> str:
 
 def promise_of(file: Path) -> Promise:
     """Out of what `headstart score --json` printed; the least of its vocabularies."""
-    document = read_json_object(file)
     try:
+        document = parse_json(read_plain(file))
         found = [_promised(result["overall"], document, file) for result in document["results"]]
         return min(found, key=lambda promise: promise.rate)
+    except OSError as error:
+        raise DataError(
+            f"{file} cannot be read ({why_unreadable(error)}). Give what `headstart score --json` "
+            "printed."
+        ) from None
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise DataError(
             f"{file} is no report of `headstart score --json` ({type(error).__name__}: {error}). "

@@ -31,9 +31,13 @@ def quantized_copy(
     config: dict[str, Any], tensors: Tensors, weights: str
 ) -> tuple[dict[str, Any], dict[str, TensorSource]]:
     """Config and tensors of the same checkpoint with its projections in the format `weights`."""
+    return copy_in(format_named(weights), config, tensors)
+
+
+def format_named(weights: str) -> WrittenFormat:
     if weights not in FORMATS:
         raise ConfigError(f"--weights is {weights!r}; expected one of {', '.join(FORMATS)}.")
-    return copy_in(FORMATS[weights], config, tensors)
+    return FORMATS[weights]
 
 
 def copy_in(

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import LaunchError
+from headstart.families.engines import ENGINE_TITLES
 from headstart.families.versions import MAIN
 
+_TRUST = "--trust-remote-code"
 # engine -> its image, for a release and for the development branch
 _IMAGES = {
     "vllm": ("vllm/vllm-openai:v{version}", "vllm/vllm-openai:nightly"),
@@ -24,12 +26,17 @@ _IMAGES = {
 }
 
 
-def code_warning(engines: str, code_files: Iterable[str]) -> str:
-    """Why a command is printed that cannot start as it is."""
+def code_warning(model: Path, engines: Sequence[str], code_files: Iterable[str]) -> str:
+    """Why a command is printed that cannot start as it is, and what prints the whole one."""
+    launch = [
+        shlex.join(("headstart", "launch", as_word(model), "--engine", engine, _TRUST))
+        for engine in engines
+    ]
     return (
-        f"{engines} cannot read this config without running Python code that it names (auto_map: "
-        f"{', '.join(code_files)}). The command leaves --trust-remote-code out and will not start "
-        "as it is: read that code first, then use `headstart launch --trust-remote-code`"
+        f"{', '.join(ENGINE_TITLES[engine] for engine in engines)} cannot read this config without "
+        f"running Python code that it names (auto_map: {', '.join(code_files)}). The command "
+        f"leaves {_TRUST} out and will not start as it is: read that code, and if it may run, "
+        f"print the whole command: {' and '.join(f'`{words}`' for words in launch)}"
     )
 
 

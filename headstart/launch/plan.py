@@ -19,6 +19,7 @@ from headstart.heads.inspection import Report
 from headstart.launch import advice
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word
 from headstart.launch.options import LaunchOptions
+from headstart.launch.own_code import has_own_code_only
 from headstart.launch.separate import SeparateHead
 from headstart.launch.versions import require
 
@@ -52,9 +53,23 @@ class Plan:
     @property
     def code_files(self) -> tuple[str, ...]:
         """Python files of the checkpoint that the engine needs and was not allowed to run."""
+        return () if self.trusts_code else self._needed_code
+
+    @property
+    def trusts_code(self) -> bool:
+        """Whether the engine may run Python code of the checkpoint: it was asked for, or the engine
+        needs some and there is none but what Headstart wrote."""
+        if self.options.trust_remote_code or not self._needed_code:
+            return self.options.trust_remote_code
+        if self.options.head_path is not None or self.family is None:
+            return False
+        return has_own_code_only(self.report.path, self.family)
+
+    @property
+    def _needed_code(self) -> tuple[str, ...]:
         code = self.report.config.get("auto_map")
         is_needed = self.family_name in _NEED_CODE and self.engine != "xllm"
-        if not is_needed or not isinstance(code, dict) or self.options.trust_remote_code:
+        if not is_needed or not isinstance(code, dict):
             return ()
         return tuple(dict.fromkeys(_code_file(str(where)) for where in code.values()))
 

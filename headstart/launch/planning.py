@@ -9,6 +9,7 @@ from headstart.checkpoint.config import Config
 from headstart.errors import ConfigError, LaunchError, some
 from headstart.families.base import Family
 from headstart.families.engines import ENGINE_TITLES, Served, served_by
+from headstart.families.versions import MAIN
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
@@ -74,7 +75,7 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
             "mlx --out HEAD`; then launch DIR with --head HEAD."
         )
     if plan.code_files:
-        plan.warnings.append(code_warning(ENGINE_TITLES[engine], plan.code_files))
+        plan.warnings.append(code_warning(report.path, [engine], plan.code_files))
     return plan
 
 
@@ -161,7 +162,7 @@ def _served(engine: str, family: Family, report: Report) -> Served:
         )
     if engine not in by_engine:
         title = ENGINE_TITLES[engine]
-        named = ", ".join(ENGINE_TITLES[name] for name in engines_for(report, family))
+        named = ", ".join(_named(name, by_engine[name]) for name in engines_for(report, family))
         others = "; ".join([named, *family.elsewhere])
         is_elsewhere = any(text.startswith(title) for text in family.elsewhere)
         does = "is not launched here with" if is_elsewhere else "does not serve"
@@ -170,6 +171,10 @@ def _served(engine: str, family: Family, report: Report) -> Served:
             "--speculate 0."
         )
     return by_engine[engine]
+
+
+def _named(engine: str, served: Served) -> str:
+    return ENGINE_TITLES[engine] + (" (development branch)" if served.since == MAIN else "")
 
 
 def _settle_k(

@@ -194,7 +194,7 @@ def _is_staged_prefill(plan: Plan) -> bool:
 def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
-    plan.add("--trust-remote-code", plan.options.trust_remote_code)
+    plan.add("--trust-remote-code", plan.trusts_code)
     if plan.k and plan.has("0.5.7") and _is_plain_head_of_quantized(plan):
         plan.add("--speculative-draft-model-quantization", "unquant")
     plan.add("--mem-fraction-static", options.memory_fraction)

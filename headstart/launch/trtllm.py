@@ -162,7 +162,7 @@ def _limits(plan: Plan, config: dict[str, Any]) -> None:
     options = plan.options
     if options.dtype:
         config["dtype"] = options.dtype
-    plan.add("--trust_remote_code", plan.options.trust_remote_code)
+    plan.add("--trust_remote_code", plan.trusts_code)
     plan.add("--kv_cache_free_gpu_memory_fraction", options.memory_fraction)
     if options.memory_fraction is not None:
         plan.notes.append("the memory fraction is of what the weights leave free, for KV alone")

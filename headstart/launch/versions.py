@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headstart.errors import LaunchError
 from headstart.families.engines import ENGINE_TITLES
-from headstart.families.versions import is_at_least
+from headstart.families.versions import MAIN, is_at_least
 
 # engine -> the newest release whose flags were read; assumed when none is installed
 NEWEST = {
@@ -27,12 +27,20 @@ class TooOld(LaunchError):
     """A version lacks what was asked; the caller knows whether that version was found at all."""
 
     def __init__(self, engine: str, version: str, needed: str, what: str, instead: str):
-        self._needs = f"{what} needs {ENGINE_TITLES[engine]} {needed} or later"
-        self._version, self._instead = version, instead
+        title = ENGINE_TITLES[engine]
+        self._needs = f"{what} needs {title} {needed} or later"
+        if needed == MAIN:
+            self._needs = f"{what} needs a build of {title}'s development branch"
+        self._is_main, self._version, self._instead = needed == MAIN, version, instead
         super().__init__(f"{self._needs}, found {version}. {instead}")
 
     def assumed(self) -> LaunchError:
         """The same where no version was found and the newest release we know stands in for it."""
+        if self._is_main:
+            return LaunchError(
+                f"{self._needs}: no release has it, up to {self._version}. With such a build: "
+                f"`headstart launch` with --engine-version {MAIN}. {self._instead}"
+            )
         return LaunchError(
             f"{self._needs}; {self._version} is the newest version known here, not an installed "
             f"one. Name yours with --engine-version. {self._instead}"

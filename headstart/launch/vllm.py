@@ -144,7 +144,7 @@ def _placement(plan: Plan) -> None:
 def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
-    plan.add("--trust-remote-code", plan.options.trust_remote_code)
+    plan.add("--trust-remote-code", plan.trusts_code)
     plan.add("--gpu-memory-utilization", options.memory_fraction)
     plan.add("--max-num-seqs", options.max_running_requests)
     plan.add("--max-model-len", options.max_model_len)

@@ -20,7 +20,7 @@ from typing import Any
 from headstart.data.prompt_reader import PromptReader
 from headstart.documents import parse_json
 from headstart.errors import DataError, RequestError
-from headstart.files import plain_lines
+from headstart.files import plain_lines, why_unreadable
 from headstart.learn.kinds import Kinds
 from headstart.learn.texts import Text
 
@@ -131,7 +131,10 @@ def _lines(path: Path, needed: str) -> Iterator[dict[str, Any]]:
                 if isinstance(found.get(needed), dict):
                     yield found
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error}).") from None
+        raise DataError(
+            f"{path} cannot be read ({why_unreadable(error)}). Give a file in OpenAI's "
+            "batch format."
+        ) from None
     except ValueError as error:
         raise DataError(
             f"{path}, line {number}: {error}; expected a line of OpenAI's batch format."

@@ -14,7 +14,7 @@ from headstart.checkpoint.hub import local_folder
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.documents import parse_json
 from headstart.errors import ConfigError
-from headstart.files import read_plain, read_text, write_whole
+from headstart.files import read_plain, read_text, why_unreadable, write_whole
 from headstart.heads.digest import trunk_digest
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head, open_runnable
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headstart.learn")
 _NAME = "model.json"
 _SAMPLE_BYTES = 1 << 16
+_OVERRIDES = 'Give a JSON file of options of `headstart train`, as {"num_depths": 2}.'
 
 
 def open_folder(
@@ -131,9 +132,11 @@ def read_overrides(path: Path | None) -> dict[str, Any]:
     try:
         found = parse_json(read_text(path, 1 << 16))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--learn-options {path} cannot be read ({error}).") from None
+        raise ConfigError(
+            f"--learn-options {path} cannot be read ({why_unreadable(error)}). {_OVERRIDES}"
+        ) from None
     if not isinstance(found, dict):
-        raise ConfigError(f"--learn-options {path} holds no object of options of `train`.")
+        raise ConfigError(f"--learn-options {path} holds no JSON object. {_OVERRIDES}")
     learning_options(found, device="cpu", dtype="auto")
     return found
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, TypeGuard
 
-from headstart.documents import parse_json
+from headstart.documents import misfit, parse_json
 from headstart.files import read_plain
 from headstart.learn.appending import size_of
 from headstart.learn.folder import STATES, Folder
 from headstart.learn.heads import LearnedHead, LearnedHeads
+
+_NUMBERS = {"written": float, "seconds": float}
+_LENGTHS = {"old": float, "new": float}
 
 
 def status(folder: Folder) -> dict[str, Any]:
@@ -28,7 +31,7 @@ def status(folder: Folder) -> dict[str, Any]:
         "state_bytes": sum(size_of(path) for path in states),
         "serving": heads.serving.name if heads.serving else "start",
         "heads": [vars(head) for head in heads.heads],
-        "server": found if isinstance(found, dict) else {},
+        "server": found if _is_whole(found, _NUMBERS) else {},
     }  # fmt: skip
 
 
@@ -39,11 +42,11 @@ def lines(folder: Folder) -> list[str]:
     sizes = found["bytes"] / 1e6, found["state_bytes"] / 1e6
     result = [f"texts     {found['files']} files, {sizes[0]:.1f} MB; states {sizes[1]:.1f} MB"]
     if server:
-        age = max(0.0, time.time() - float(server.get("written", 0)))
+        age = max(0.0, time.time() - server["written"])
         result += [
             f"server    {server.get('state')}, {age:.0f} s ago: {server.get('train')} texts to "
             f"learn from, {server.get('heldout')} held out",
-            f"learned   {server.get('steps')} steps in {server.get('seconds', 0):.0f} s of "
+            f"learned   {server.get('steps')} steps in {server['seconds']:.0f} s of "
             f"computing, {server.get('checks')} checks, {server.get('swaps')} swaps, "
             f"{server.get('rollbacks')} rollbacks",
             f"last      {server.get('reason') or 'nothing to say yet'}",
@@ -55,8 +58,8 @@ def lines(folder: Folder) -> list[str]:
 
 def _line(head: LearnedHead) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(head.time))
-    recent = head.promise.get("recent") or {}
-    gain = f"{recent['old']:.3f} -> {recent['new']:.3f}" if "old" in recent else ""
+    recent = head.promise.get("recent")
+    gain = f"{recent['old']:.3f} -> {recent['new']:.3f}" if _is_whole(recent, _LENGTHS) else ""
     note = f" ({head.note})" if head.note else ""
     return f"{head.name}      {when}  {head.state}  {gain}{_live(head)}{note}"
 
@@ -64,7 +67,12 @@ def _line(head: LearnedHead) -> str:
 def _live(head: LearnedHead) -> str:
     """How often its first drafts were accepted while it served, against the head before."""
     live = head.live
-    if "old" not in live:
+    if not _is_whole(live, _LENGTHS):
         return ""
     shown = f"{live['old']:.3f} -> {live['new']:.3f}"
-    return f"; live first drafts {shown} ({live['answers']} answers)"
+    return f"; live first drafts {shown} ({live.get('answers')} answers)"
+
+
+def _is_whole(found: Any, numbers: dict[str, Any]) -> TypeGuard[dict[str, Any]]:
+    """Whether what a file says can be shown: an object that has these numbers."""
+    return isinstance(found, dict) and misfit(numbers, found) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,8 @@ class PredictionOptions:
             check_limit(self.own)
         if self.vocab is None:
             check_beside(self.own, "--vocab")
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            raise ConfigError(f"--bandwidth is {self.bandwidth:g}; give GB/s, a number above 0.")
         if self.bandwidth is not None and self.bench is not None:
             raise ConfigError("--bandwidth and --bench both say what rounds cost. Drop one.")
 

@@ -18,7 +18,7 @@ from headstart.data.fingerprints import ABSENT, tokenizer_sha
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError, some, tokenizer_faults
-from headstart.files import read_text
+from headstart.files import read_text, why_unreadable
 from headstart.vocab import making, ranking
 from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.files import read
@@ -154,4 +154,6 @@ def _text(path: Path) -> str:
     try:
         return read_text(path, _MOST_TEXT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as UTF-8 text ({error}).") from error
+        raise DataError(
+            f"{path} cannot be read ({why_unreadable(error)}). Give a text file in UTF-8."
+        ) from error

@@ -20,7 +20,7 @@ from headstart.data.api_keys import (
     push_key,
 )
 from headstart.errors import ConfigError
-from headstart.files import read_text
+from headstart.files import read_text, why_unreadable
 
 _BACKLOG = 2048
 _MOST_TEMPLATE_BYTES = 1 << 20
@@ -184,10 +184,9 @@ def read_template(path: str) -> str:
     try:
         text = read_text(Path(path), _MOST_TEMPLATE_BYTES)
     except (OSError, ValueError) as error:
-        why = error.strerror or str(error) if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"--chat-template is {path!r}, which cannot be read ({why}). Give a file with a Jinja "
-            "template."
+            f"--chat-template is {path!r}, which cannot be read ({why_unreadable(error)}). Give a "
+            "file with a Jinja template."
         ) from None
     if "messages" not in text:
         raise ConfigError(

@@ -13,13 +13,14 @@ from typing import Any
 
 from headstart.documents import parse_json
 from headstart.errors import ConfigError
-from headstart.files import read_plain
+from headstart.files import read_plain, why_unreadable
 from headstart.train.options import ORDER_FIELDS, TrainOptions, changed, resolve
 
 SHARED_FIELDS = (
     *ORDER_FIELDS, "device", "dtype", "cache", "cache_dtype", "states_from", "shard",
     "eval_every", "eval_limit", "save_every",
 )  # fmt: skip
+_EXPECTED = """Give a JSON file such as [{"name": "a", "overrides": {"loss": "kl"}}]."""
 _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 
 
@@ -28,11 +29,11 @@ def read_variants(path: Path, base: TrainOptions) -> dict[str, TrainOptions]:
     try:
         entries = parse_json(read_plain(path))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); give a file.") from error
+        raise ConfigError(f"{path} cannot be read ({error.strerror}). {_EXPECTED}") from error
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}).") from error
+        raise ConfigError(f"{path} is not JSON ({why_unreadable(error)}). {_EXPECTED}") from error
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{path}: expected a list of variants, at least one.")
+        raise ConfigError(f"{path} holds no list with a variant in it. {_EXPECTED}")
     result: dict[str, TrainOptions] = {}
     for entry in entries:
         name, overrides = _entry(path, entry)

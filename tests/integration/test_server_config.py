@@ -35,6 +35,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ServerOptions, E
         return 0
 
     monkeypatch.setattr(serve_command, "_serve", note)
+    monkeypatch.setattr(serve_command, "check_model", lambda model: None)  # it is only a name
     return found
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,14 +56,14 @@ def test_an_unknown_engine_and_running_an_absent_one_are_errors(
         run(model=tmp_path, engine="vllm", options=LaunchOptions(), start=True)
 
 
-def test_without_an_engine_a_version_that_is_too_old_is_called_the_newest_known(
+def test_without_an_engine_the_newest_known_is_not_said_to_be_found(
     tiny: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     model = tiny("mimo")
-    with pytest.raises(LaunchError, match=r"0\.10\.1 is the newest version known here, not an"):
+    with pytest.raises(LaunchError, match=r"no release has it, up to 0\.10\.1"):
         run(model=model, engine="xllm", options=LaunchOptions())
-    with pytest.raises(LaunchError, match=r"or later, found 0\.10\.0"):
+    with pytest.raises(LaunchError, match=r", found 0\.10\.0"):
         run(model=model, engine="xllm", options=LaunchOptions(), engine_version="0.10.0")
 
 
@@ -70,12 +71,18 @@ def test_running_code_of_a_checkpoint_has_to_be_allowed(tiny: object, tmp_path: 
     engine = tmp_path / "vllm"
     engine.write_text('#!/bin/bash\n[ "$1" = --version ] && echo 0.27.1 && exit\necho started\n')
     engine.chmod(0o755)
-    words = (str(tiny("mimo")), "--engine", "vllm", "--run")
+    model = tmp_path / "model"
+    shutil.copytree(tiny("mimo"), model)
+    with (model / "configuration_mimo.py").open("a") as file:
+        file.write("print('theirs')\n")
+    words = (str(model), "--engine", "vllm", "--run")
     path = f"{tmp_path}:{os.environ['PATH']}"
     refused = headstart(*words, PATH=path)
     assert refused.returncode == 1 and "started" not in refused.stdout
     assert "configuration_mimo.py" in refused.stderr and "--trust-remote-code" in refused.stderr
     assert "started" in headstart(*words, "--trust-remote-code", PATH=path).stdout
+    shutil.copy(tiny("mimo") / "configuration_mimo.py", model)  # ours need not be read first
+    assert "started" in headstart(*words, PATH=path).stdout
 
 
 def test_flags_of_the_command_line_reach_the_engine_and_its_exit_code_comes_back(

@@ -175,10 +175,22 @@ def test_a_reason_that_holds_for_every_engine_is_the_same_text_for_each(found: R
 
 
 def test_a_version_that_is_only_assumed_is_not_said_to_be_found() -> None:
-    said = str(commands_for(report("mimo"))["xllm"])
-    assert "needs xLLM main or later; 0.10.1 is the newest version known here" in said
-    assert "--engine-version" in said and ", found" not in said
-    with pytest.raises(LaunchError, match=r"found 0\.10\.0"):
+    found = report("glm_moe_dsa")
+    with pytest.raises(LaunchError, match=r"or later, found 0\.9\.0\. Upgrade") as named:
+        build("vllm", found, LaunchOptions(), "0.9.0")
+    with pytest.raises(LaunchError, match=r"0\.9\.0 is the newest version known") as assumed:
+        build("vllm", found, LaunchOptions(), "0.9.0", is_assumed=True)
+    assert "--engine-version" in str(assumed.value) and ", found" not in str(assumed.value)
+    assert "--engine-version" not in str(named.value)
+
+
+def test_what_only_a_development_branch_has_is_said_so_wherever_the_engine_is_named() -> None:
+    answers = commands_for(report("mimo"))
+    said = str(answers["xllm"])
+    assert "needs a build of xLLM's development branch: no release has it, up to 0.10.1" in said
+    assert "--engine-version main" in said
+    assert "These do: vLLM, SGLang, xLLM (development branch)." in str(answers["trtllm"])
+    with pytest.raises(LaunchError, match=r"development branch, found 0\.10\.0"):
         build("xllm", report("mimo"), LaunchOptions(), "0.10.0")
 
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.launch_examples import command, value_of
+from support.launch_examples import MODEL, command, value_of
 
 from headstart.errors import LaunchError
 
@@ -143,6 +143,7 @@ def test_code_that_a_config_needs_runs_only_when_it_was_asked_for(engine: str) -
     assert built.code_files == files
     said = [text for text in built.warnings if "trust-remote-code" in text]
     assert len(said) == 1 and f"auto_map: {', '.join(files)}" in said[0]
+    assert f"`headstart launch '{MODEL}' --engine {engine} --trust-remote-code`" in said[0]
     asked = command(engine, "mimo", r_config=code, trust_remote_code=True)
     assert any("trust" in word for word in asked.argv)
     assert not asked.code_files and not any("auto_map" in text for text in asked.warnings)

@@ -98,7 +98,9 @@ def test_prefix_cache_and_chunks_are_off_with_a_head_unless_asked_for() -> None:
 
 
 def test_mimo_needs_a_build_of_the_development_branch() -> None:
-    with pytest.raises(LaunchError, match=r"needs xLLM main or later, found 0\.10\.1"):
+    with pytest.raises(
+        LaunchError, match=r"needs a build of xLLM's development branch, found 0\.10\.1"
+    ):
         command("xllm", "mimo")
     assert command("xllm", "mimo", "main").processes
 

@@ -139,3 +139,14 @@ def test_a_name_that_no_key_has_is_refused() -> None:
         options.check_names(("other",))
     with pytest.raises(ConfigError, match="without --learn"):
         LearnOptions(learn_base=Path("x"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[1]", '{"written": "now"}', '{"written": 1, "seconds": null}'],
+    ids=["cut off", "no object", "text", "null"],
+)
+def test_a_damaged_status_of_a_server_is_left_out(folder: Folder, text: str) -> None:
+    plain = lines(folder)
+    folder.status.write_text(text)
+    assert lines(folder) == plain
