@@ -121,10 +121,10 @@ class Learning:
 
     def finished(
         self, kind: str, walked: Walked, make: Callable[[], Text],
-        states: KeptStates | None = None,
+        states: KeptStates | None = None, num_tokens: int = 0,
     ) -> None:  # fmt: skip
         """An answer that a client got whole, with the trunk's states where the engine kept them."""
-        self.collector.offer(kind, make, states)
+        self.collector.offer(kind, make, states, num_tokens)
         self._live.observe(walked)
 
     def close(self) -> None:

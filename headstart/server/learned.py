@@ -48,6 +48,7 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
                 learning.finished(
                     kind, counted(kind, [output.stats.acceptance]),
                     partial(text_of, job, result, output, time.time()), states,
+                    len(result.prompt_token_ids) + len(output.token_ids),
                 )  # fmt: skip
 
     worker.on_result = finished
