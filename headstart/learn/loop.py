@@ -106,12 +106,15 @@ class LearningLoop:
         return True
 
     def served(self, head: Path) -> None:
-        """The server serves this head: the one that was offered, or (again) another one."""
+        """The server serves this head: the one that was offered, or again another one, where what
+        was promised did not come."""
         is_offered = head == self._offered
         if is_offered:
             self._training.adopt(self._offered_share)
         else:
             self._training.serve(head)
+            self._trained_seconds = 0.0
+            self._slow_down()  # else the same head could be learned and taken back for ever
         self._checker.swapped(is_learned=is_offered)
         self._steering.served(is_learned=is_offered)
         self._draft_from(vocab_beside(head))
@@ -274,6 +277,10 @@ class LearningLoop:
         if self._failures < _PATIENCE:
             return
         self._failures = 0
+        self._slow_down()
+
+    def _slow_down(self) -> None:
+        """Half the rate; where that is too low, rest until there is more to learn."""
         self._rate_share /= 2
         if self._rate_share < _LOWEST_RATE:
             self._start_anew()

@@ -1,4 +1,4 @@
-"""Served texts on disk: files that are only appended to, and one thinned file of older ones.
+"""Served texts on disk: files that are only appended to, and thinned files of older ones.
 
 The server writes `served-N.jsonl`; the learner reads all of them, and when there is too much it
 writes what stays into files `packed-N.jsonl` and removes those that went into them, a few at a

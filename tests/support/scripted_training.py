@@ -51,6 +51,10 @@ class Scripted:
     def adopt(self, share: float) -> None:
         self.calls.append(f"adopt at {share}")
 
+    def serve(self, head: Path) -> None:
+        self.calls.append(f"serve {head.name}")
+        self._level = 0.0
+
     def reset(self) -> None:
         self.calls.append("reset")
         self._level = 0.0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,9 +17,9 @@ from headstart.learn.texts import Text
 Making = Callable[..., Collector]
 
 
-def text(number: int, kind: str) -> Text:
-    return Text(id=f"t{number}", prompt=[number], answer=[1, 2], kind=kind, time=time.time(),
-                finish_reason="stop")  # fmt: skip
+def text(number: int, kind: str, tokens: int = 3) -> Text:
+    return Text(id=f"t{number}", prompt=[number], answer=[1] * (tokens - 1), kind=kind,
+                time=time.time(), finish_reason="stop")  # fmt: skip
 
 
 @pytest.fixture
@@ -39,8 +37,8 @@ def collecting(tmp_path: Path) -> Iterator[Making]:
         own._writer.close()
 
 
-def offer(own: Collector, number: int, kind: str, **given: Any) -> None:
-    own.offer(kind, partial(text, number, kind), **given)
+def offer(own: Collector, number: int, kind: str, tokens: int = 3) -> None:
+    own.offer(text(number, kind, tokens))
 
 
 def kept(tmp_path: Path) -> list[str]:
@@ -63,15 +61,15 @@ def test_long_answers_are_held_within_bounds_while_the_disk_hangs(
 ) -> None:
     monkeypatch.setattr(collector, "_MOST_TOKENS", 1000)
     own = collecting()
-    offer(own, 0, "rare", num_tokens=100)
+    offer(own, 0, "rare", tokens=100)
     for number in range(1, 200):
-        offer(own, number, "common", num_tokens=100)
-    offer(own, 200, "huge", num_tokens=500)
+        offer(own, number, "common", tokens=100)
+    offer(own, 200, "huge", tokens=500)
     assert own._num_tokens <= 1000 and own.counts.passed_over == 201 - 6
     own.flush()
     assert sorted(kept(tmp_path)) == [*["common"] * 4, "huge", "rare"]
     for number in range(300, 306):
-        offer(own, number, "common", num_tokens=100)
+        offer(own, number, "common", tokens=100)
     own.flush()
     assert kept(tmp_path).count("common") == 10, "and goes on afterwards"
 

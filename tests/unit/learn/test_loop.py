@@ -83,6 +83,20 @@ def test_a_worse_head_is_dropped(tmp_path: Path) -> None:
     assert training.rates[-1] == 0.5
 
 
+def test_learning_slows_down_and_rests_where_heads_are_taken_back(tmp_path: Path) -> None:
+    """Regression: a head whose promise never came was learned, served and taken back for ever."""
+    training = Scripted(gain=0.1)
+    loop, told = make(tmp_path, training)
+    for number in range(1, 6):
+        while names(told).count("offer") < number:
+            assert loop.turn()
+        loop.served(tmp_path / "0001")
+        loop.served(tmp_path / "start")
+        assert loop.is_waiting == (number == 5)
+    assert training.calls.count("serve start") == 5 and names(told)[-1] == "rests"
+    assert sorted(set(training.rates)) == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0]
+
+
 def test_a_step_that_diverges_starts_anew_at_half_the_rate(tmp_path: Path) -> None:
     training = Scripted(fails_at=2)
     loop, told = make(tmp_path, training)
