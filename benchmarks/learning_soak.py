@@ -3,10 +3,14 @@
     python benchmarks/learning_soak.py MODEL --minutes 30
 
 MODEL is a calibrated checkpoint. The server starts with its head made weak by noise, and learns.
-Clients ask all the time; some hang up. Every few seconds the head is swapped besides, in turns to
-the weak one and the checkpoint's own, while requests run. Every greedy text must be the cycle that
-the trunk walks, and every seeded one the same as at its first time. Prints a line every minute:
-answers, swaps, collected texts, and the resident memory of server (clients included) and learner.
+Clients ask for a while and rest for a while, together; some hang up. Every few seconds the head is
+swapped besides, in turns to the checkpoint's own and the one that learning has made, while requests
+run. Every greedy text must be the cycle that the trunk walks, and every seeded one the same as at
+its first time. Prints a line every minute: answers, swaps, collected texts, and the resident memory
+of server (clients included) and learner; at the end how much these took after the store was full.
+
+The learner has the priority of other programs here: with its own, the lowest, it would get no time
+where the cores are never idle. How long it runs is decided by --share and the pauses alone.
 """
 
 from __future__ import annotations
@@ -32,21 +36,23 @@ from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head
 from headstart.learn.options import LearnOptions
 from headstart.learn.starting import open_folder
+from headstart.learn.state_files import used_bytes
 from headstart.learn.supervisor import Learning
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
 from headstart.server.worker import Worker
 
 _CLIENTS, _PROMPTS, _TOKENS = 4, 400, 32
+_LINE_SECONDS = 60
 
 
 class Clients:
     """Threads that ask until they are told to end; what is wrong is kept."""
 
-    def __init__(self, url: str, following: list[int], active: int, patience: float):
-        self.url, self._following, self._active = url, following, active
+    def __init__(self, url: str, following: list[int], given: argparse.Namespace):
+        self.url, self._following, self._given = url, following, given
         self._seeded: dict[int, list[int]] = {}
-        self._http = httpx.Client(timeout=patience)
+        self._http = httpx.Client(timeout=given.patience)
         self.num_answers = self.num_aborted = 0
         self.wrong: list[str] = []
         self._end = threading.Event()
@@ -60,8 +66,11 @@ class Clients:
             thread.join()
 
     def _run(self, client: int) -> None:
-        draw = random.Random(client)
+        draw, given = random.Random(client), self._given
         while not self._end.is_set():
+            if time.monotonic() % (given.asking + given.resting) > given.asking:
+                self._end.wait(0.1)
+                continue
             try:
                 self._ask(draw)
             except (httpx.HTTPError, AssertionError) as error:
@@ -70,7 +79,7 @@ class Clients:
 
     def _ask(self, draw: random.Random) -> None:
         number = draw.randrange(_PROMPTS)
-        prompt = random.Random(number).choices(range(2, self._active), k=24)
+        prompt = random.Random(number).choices(range(2, self._given.active), k=24)
         body: dict[str, Any] = {
             "model": "default", "prompt": prompt, "max_tokens": _TOKENS, "ignore_eos": True,
             "temperature": 0, "return_token_ids": True,
@@ -116,9 +125,14 @@ def soak(model: Path, folder: Path, given: argparse.Namespace) -> list[str]:
     good = folder / "good"
     plan_export(open_head(model), "headstart").write(good)
     weak = disturbed(good, folder / "weak", given.noise)
-    options = LearnOptions(learn=folder / "learn", learn_share=0.3)
+    options = LearnOptions(
+        learn=folder / "learn", learn_share=given.share, learn_gigabytes=given.gigabytes
+    )
     task = open_folder(options, str(model), weak, device="cpu", dtype="auto")
-    task = replace(task, overrides={"batch_tokens": 256}, least_seconds=2.0)
+    task = replace(
+        task, overrides={"batch_tokens": 256, "learning_rate": 3e-3}, least_seconds=5.0,
+        warm_up=10, gives_way=False,
+    )  # fmt: skip
     learning = Learning(options, lambda path: replace(task, head=str(path)))
     learning.start()
 
@@ -136,31 +150,57 @@ def soak(model: Path, folder: Path, given: argparse.Namespace) -> list[str]:
     while not serving.state.worker.is_ready:
         time.sleep(0.2)
     agreement = agreement_of(model)
-    clients = Clients(serving.url, agreement.following.tolist(), given.active, given.patience)
-    forced, began = 0, time.monotonic()
+    clients = Clients(serving.url, agreement.following.tolist(), given)
+    forced, began, lines = 0, time.monotonic(), list[dict[str, Any]]()
     try:
         while time.monotonic() - began < 60 * given.minutes:
             minute = time.monotonic()
-            while time.monotonic() - minute < 60:
+            while time.monotonic() - minute < _LINE_SECONDS:
                 time.sleep(given.every)
-                swap(serving.state.worker, weak if forced % 2 else good)
+                swap(serving.state.worker, learning.serving_path if forced % 2 else good)
                 forced += 1
-            child = learning._child
-            print(json.dumps({
+            lines.append({
                 "minutes": round((time.monotonic() - began) / 60, 1),
                 "answers": clients.num_answers, "aborted": clients.num_aborted,
-                "wrong": len(clients.wrong), "forced_swaps": forced,
-                "learned_swaps": learning.numbers["swaps"], "steps": learning.numbers["steps"],
-                "rollbacks": learning.numbers["rollbacks"],
-                "texts": learning.collector.counts.texts, "lost": learning.collector.counts.lost,
-                "server_mb": round(resident(os.getpid())),
-                "learner_mb": round(resident(child.pid)) if child and child.is_running else None,
-            }), flush=True)  # fmt: skip
+                "wrong": len(clients.wrong), "forced_swaps": forced, **facts_of(learning),
+            })  # fmt: skip
+            print(json.dumps(lines[-1]), flush=True)
     finally:
         clients.close()
         serving.signal(signal.SIGTERM)
         thread.join(60)
+    print(memory_since_full(lines))
     return clients.wrong
+
+
+def facts_of(learning: Learning) -> dict[str, Any]:
+    numbers, child = learning.numbers, learning._child
+    names = ("steps", "checks", "rollbacks", "failures", "state")
+    return {
+        "learned_swaps": numbers["swaps"], **{name: numbers[name] for name in names},
+        "learner_share": round(learning.facts()["share"], 3),
+        "texts": learning.collector.counts.texts, "lost": learning.collector.counts.lost,
+        "dropped": numbers["thinned"], "disk_mb": round(used_bytes(learning.folder) / 1e6, 2),
+        "server_mb": round(resident(os.getpid())),
+        "learner_mb": round(resident(child.pid)) if child and child.is_running else None,
+    }  # fmt: skip
+
+
+def memory_since_full(lines: list[dict[str, Any]]) -> str:
+    """The most of both in the last third of the time since texts were first dropped, over the most
+    in the first third."""
+    full = next((i for i, own in enumerate(lines) if own["dropped"]), None)
+    since = [] if full is None else lines[full:]
+    third = len(since) // 3
+    if not third:
+        return "the store was not full for long enough to say how memory grows then"
+    parts = []
+    for name in ("server_mb", "learner_mb"):
+        first, last = (
+            max(own[name] or 0 for own in part) for part in (since[:third], since[-third:])
+        )
+        parts.append(f"{name} {first} -> {last}")
+    return f"store full from minute {since[0]['minutes']} on: {', '.join(parts)}"
 
 
 def main() -> None:
@@ -171,6 +211,10 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds a client waits")
     parser.add_argument("--active", type=int, default=240, help="prompts are drawn from so many")
     parser.add_argument("--noise", type=float, default=1.0, help="in the weak head, by tensor")
+    parser.add_argument("--asking", type=float, default=20.0, help="seconds of requests, then")
+    parser.add_argument("--resting", type=float, default=10.0, help="seconds without any")
+    parser.add_argument("--share", type=float, default=0.5, help="as --learn-share")
+    parser.add_argument("--gigabytes", type=float, default=0.004, help="as --learn-gigabytes")
     parser.add_argument("--kv-bytes", type=int, default=None, help="little: with preemptions")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

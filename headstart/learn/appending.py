@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import Self
-
-_FILE_SECONDS = 600.0
 
 
 class Appender:
@@ -23,7 +20,6 @@ class Appender:
         self._folder, self._name, self._suffix = folder, name, suffix
         self._file_bytes = file_bytes
         self._file: FileIO | None = None
-        self._opened = 0.0
         self._number = 0  # of the newest file; a name is not used twice, as readers go by names
 
     def __enter__(self) -> Self:
@@ -53,6 +49,10 @@ class Appender:
             total += len(part)
         return total
 
+    def begin(self) -> None:
+        """Have a file, so that older ones are known to be done."""
+        self._current()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -62,7 +62,6 @@ class Appender:
         file = self._file
         if file is not None and (
             file.tell() > self._file_bytes
-            or time.monotonic() - self._opened > _FILE_SECONDS
             or os.fstat(file.fileno()).st_nlink == 0  # another process has removed it
         ):
             os.fsync(file.fileno())
@@ -73,7 +72,6 @@ class Appender:
             path = self._folder / f"{self._name}-{self._number:08d}{self._suffix}"
             # Unbuffered: what `write` has returned for is the system's, whatever kills us.
             self._file = open(path, "xb", buffering=0, opener=_own)  # noqa: SIM115
-            self._opened = time.monotonic()
         return self._file
 
     def _cut(self, file: FileIO, length: int) -> None:

@@ -11,7 +11,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,8 @@ _log = logging.getLogger("headstart.learn")
 _WRITE_SECONDS = 5.0
 _MOST_OF_KIND = 256  # answers of one kind between two writes
 _MOST_KINDS = 64
+_MOST_TOKENS = 1 << 22  # that are held at once: a disk that hangs must not fill the memory
 _MOST_STATE_BYTES = 1 << 28  # of states that are held between two writes
-_OVERFULL = 1.25  # of the space: the learner has not thinned out, so nothing is added
 _SAY_SECONDS = 600.0
 
 
@@ -48,8 +48,12 @@ class Collected:
 
 @dataclass(frozen=True)
 class _Held:
-    make: Callable[[], Text]
+    text: Text
     states: KeptStates | None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.text.prompt) + len(self.text.answer)
 
 
 class Collector:
@@ -57,10 +61,11 @@ class Collector:
 
     def __init__(self, folder: Folder, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
-        self._writer = TextWriter(folder.texts)
+        self._writer = TextWriter(folder.texts, max_bytes)
         self._state_writer = StateWriter(folder, SERVED, max_bytes)
         self._lock = threading.Lock()
         self._held: dict[str, list[_Held]] = {}
+        self._num_tokens = 0  # of what is held
         self._state_bytes = 0  # that came since the last write
         self._seen: dict[str, int] = {}
         self._rng = random.Random()
@@ -72,24 +77,34 @@ class Collector:
     def start(self) -> None:
         self._thread.start()
 
-    def offer(self, kind: str, make: Callable[[], Text], states: KeptStates | None = None) -> None:
-        """`make` is called later, in the collector's thread."""
+    def offer(self, text: Text, states: KeptStates | None = None) -> None:
+        kind = text.kind
         with self._lock:
             if states is not None:
                 self._state_bytes += states.num_bytes
             has_room = self._state_bytes <= _MOST_STATE_BYTES
-            new = _Held(make, states if has_room else None)
+            new = _Held(text, states if has_room else None)
             if kind not in self._held and len(self._held) >= _MOST_KINDS:
                 kind = next(iter(self._held))
             held = self._held.setdefault(kind, [])
             seen = self._seen[kind] = self._seen.get(kind, 0) + 1
             if len(held) < _MOST_OF_KIND:
                 held.append(new)
+                self._num_tokens += new.num_tokens
+                self._drop_some()
                 return
             self.counts.passed_over += 1
             place = self._rng.randrange(seen)  # each of those seen stays with the same chance
             if place < _MOST_OF_KIND:
+                self._num_tokens += new.num_tokens - held[place].num_tokens
                 held[place] = new
+
+    def _drop_some(self) -> None:
+        """While there are too many tokens, an answer of the kind that holds most."""
+        while self._num_tokens > _MOST_TOKENS:
+            held = max(self._held.values(), key=len)
+            self._num_tokens -= held.pop(self._rng.randrange(len(held))).num_tokens
+            self.counts.passed_over += 1
 
     def close(self) -> None:
         """Write what is held."""
@@ -101,13 +116,14 @@ class Collector:
         """Write what is held; by the collector's thread."""
         with self._lock:
             held, self._held, self._seen = self._held, {}, {}
-            self._state_bytes = 0
+            self._state_bytes = self._num_tokens = 0
         taken = [each for part in held.values() for each in part]
-        texts = [each.make() for each in taken]
+        texts = [each.text for each in taken]
         if not texts:
             return
         try:
-            if self._used_bytes() > _OVERFULL * self._max_bytes:
+            self._writer.begin()
+            if self._used_bytes() > self._max_bytes:
                 self._say("there is no room for more texts, and the learner has not thinned them")
                 self.counts.lost += len(texts)
                 return
@@ -118,17 +134,16 @@ class Collector:
             return
         self.counts.texts += len(texts)
         self.counts.tokens += sum(len(text.prompt) + len(text.answer) for text in texts)
-        self._write_states(zip(texts, taken, strict=True))
+        self._write_states(taken)
 
-    def _write_states(self, written: Iterable[tuple[Text, _Held]]) -> None:
+    def _write_states(self, written: Iterable[_Held]) -> None:
         """Texts come first: states take what these leave of the room, and of the disk."""
         try:
             self._state_writer.make_room()
-            for text, held in written:
-                num_tokens = len(text.prompt) + len(text.answer)
-                states = None if held.states is None else held.states.of(num_tokens)
+            for held in written:
+                states = None if held.states is None else held.states.of(held.num_tokens)
                 if held.states is not None and states is not None:
-                    added = self._state_writer.add(text.id, held.states.kind, states)
+                    added = self._state_writer.add(held.text.id, held.states.kind, states)
                     self.counts.with_states += added > 0
         except OSError as error:
             self._say(f"states of texts are not kept: {error.strerror} ({self._folder.states})")

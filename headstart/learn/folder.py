@@ -61,20 +61,28 @@ class Folder:
 
     def make(self, gigabytes: float) -> None:
         """Make the folder and say in it what it is; WriteFailed where that cannot be."""
-        if self.path.is_dir() and any(self.path.iterdir()) and not self.is_there:
+        if self.path.is_dir() and not self.is_there and any(map(_is_others, self.path.iterdir())):
             raise ConfigError(
                 f"--learn is {self.path}, which holds other files (no {_WORDS_NAME} in it). Give "
                 "a new folder, or one that an earlier server learned in."
             )
         try:
-            for folder in (self.texts, self.states, self.heads):
-                folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)  # it holds what clients wrote
-            write_whole(self.words, WORDS.format(gigabytes=gigabytes).encode())
+            self._explain(gigabytes)  # first: by this file a later start knows the folder
+            for folder in (self.texts, self.states, self.heads):
+                folder.mkdir(exist_ok=True)
         except OSError as error:
             raise WriteFailed(
                 f"--learn {self.path} cannot be written ({error.strerror}). Give another folder."
             ) from error
+
+    def _explain(self, gigabytes: float) -> None:
+        try:
+            write_whole(self.words, WORDS.format(gigabytes=gigabytes).encode())
+        except OSError:
+            if not self.is_there:
+                raise  # else the disk is full: a server starts with it all the same
 
     def check(self) -> None:
         if not self.is_there:
@@ -88,7 +96,10 @@ class Folder:
 
         The system gives the lock back when the process ends, however it ends.
         """
-        file = open(self.path / ".lock", "ab")  # noqa: SIM115  the caller's
+        try:
+            file = open(self.path / ".lock", "ab")  # noqa: SIM115  the caller's
+        except OSError as error:
+            raise WriteFailed(f"{self.path} cannot be written ({error.strerror}).") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -122,7 +133,7 @@ def forget(folder: Folder, *, heads: bool) -> str:
         names = {path.name for path in folder.heads.glob("*") if path.is_dir()}
         learned = counted(len(names - {START}), "learned head")
         if heads:
-            shutil.rmtree(folder.heads)
+            shutil.rmtree(folder.heads, ignore_errors=not folder.heads.exists())
             folder.heads.mkdir()
             return f"{said} and {learned}"
         if unread:
@@ -132,6 +143,11 @@ def forget(folder: Folder, *, heads: bool) -> str:
             )
         verb = "remains" if learned.startswith("1 ") else "remain"
         return f"{said}; {learned} {verb} (--heads removes heads, too)"
+
+
+def _is_others(path: Path) -> bool:
+    """Whether it is nothing that a start which was killed has left."""
+    return not path.name.startswith(f".{_WORDS_NAME}.")
 
 
 def counted(number: int, what: str) -> str:

@@ -6,6 +6,7 @@ is there whole. So a kill at any moment leaves a head that can be served.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import time
@@ -19,6 +20,7 @@ from headstart.files import read_plain, write_whole
 from headstart.learn.folder import START, Folder
 
 NEWEST = 3  # heads that are kept, beside the best and the one that serves
+_LINES = 200  # of the record, the newest ones: it is written anew every minute
 State = Literal["ready", "serving", "served", "rolled back", "refused"]
 
 
@@ -92,15 +94,22 @@ class LearnedHeads:
                 head.state, head.note = state, note
             elif head.name == before and was_serving:
                 head.state = "serving"
+        if state == "refused":  # it never served: where every head is refused, none may pile up
+            shutil.rmtree(self.path(name), ignore_errors=True)
         self._write()
 
     def clear_unfinished(self) -> None:
-        """Drop what a server left that was killed between writing a head and serving it."""
+        """Drop what a server left that was killed between writing a head and serving it, and a
+        serving head whose folder somebody has removed: the one before it serves."""
         unfinished = [head for head in self.heads if head.state == "ready"]
         for head in unfinished:
             head.state, head.note = "refused", "the server ended before it served"
-        if unfinished:
-            self._write()
+        serving = self.serving
+        with contextlib.suppress(OSError):  # a full disk: a later start finds them again
+            if serving is not None and not self.path(serving.name).is_dir():
+                self.take_back(serving.name, "its folder is gone", "refused")
+            elif unfinished:
+                self._write()
         known = {head.name for head in self.heads if head not in unfinished}
         for path in self._folder.heads.glob("*"):
             if path.is_dir() and path.name.isdigit() and path.name not in known:
@@ -123,7 +132,7 @@ class LearnedHeads:
         write_whole(self._folder.record, text.encode(), is_only_writer=True)
 
     def _prune(self) -> None:
-        """Folders of older heads go; their lines stay."""
+        """Folders of older heads go; their lines stay, the newest of them."""
         usable = [h for h in self.heads if h.state in ("serving", "served")]
         kept = {head.name for head in usable[-NEWEST:]}
         kept |= {max(usable, key=lambda head: head.length).name} if usable else set()
@@ -131,6 +140,8 @@ class LearnedHeads:
         for head in self.heads:
             if head.name not in kept:
                 shutil.rmtree(self.path(head.name), ignore_errors=True)
+        newest = {head.name for head in self.heads[-_LINES:]}
+        self.heads = [head for head in self.heads if head.name in kept | newest]
 
 
 def _read(path: Path) -> list[LearnedHead]:

@@ -13,9 +13,9 @@ def first_numbers() -> dict[str, Any]:
     """Before anything was said."""
     return {
         "steps": 0, "seconds": 0.0, "trained_tokens": 0, "checks": 0, "swaps": 0,
-        "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "by_kind": {},
-        "state": "starting", "reason": "", "loss": None, "curve": [],
-        "base_states": {},
+        "rollbacks": 0, "failures": 0, "train": 0, "heldout": 0, "bytes": 0, "useless": 0,
+        "thinned": 0, "by_kind": {}, "kind_numbers": {}, "state": "starting", "reason": "",
+        "loss": None, "curve": [], "base_states": {},
     }  # fmt: skip
 
 
@@ -26,7 +26,15 @@ def note(numbers: dict[str, Any], name: str, event: dict[str, Any], serving: str
         _log.info("learning: the learner is ready and takes %.2f GB, later up to %.2f GB more for "
                   "states of texts", event["bytes"] / 1e9, event["to_come"] / 1e9)  # fmt: skip
     elif name == "texts":
-        numbers.update({key: event[key] for key in ("train", "heldout", "bytes")})
+        if event["useless"] and not numbers["useless"]:
+            _log.warning(
+                "learning: nothing can be learned from answers that begin behind max_len "
+                "tokens (an option of --learn-options), as of %d texts",
+                event["useless"],
+            )
+        numbers.update({key: event[key] for key in ("train", "heldout", "bytes", "useless")})
+    elif name == "thinned":
+        numbers["thinned"] += event["dropped"]
     elif name == "base":
         numbers["base_states"] = event
         if event["is_done"]:
@@ -39,7 +47,7 @@ def note(numbers: dict[str, Any], name: str, event: dict[str, Any], serving: str
         numbers["trained_tokens"] += event["tokens"]
     elif name == "checked":
         _checked(numbers, event)
-    elif name in ("diverged", "failed", "rests"):
+    elif name in ("diverged", "failed", "crowded", "rests"):
         numbers["state"] = "resting" if name == "rests" else "learning"
         numbers["failures"] += name != "rests"
         numbers["reason"] = event["reason"]
@@ -53,6 +61,13 @@ def note(numbers: dict[str, Any], name: str, event: dict[str, Any], serving: str
 def _checked(numbers: dict[str, Any], event: dict[str, Any]) -> None:
     numbers["checks"] += 1
     numbers["by_kind"] = event["by_kind"]
+    known = numbers["kind_numbers"]  # a kind keeps its number: metrics have no other name for it
+    numbers["kind_numbers"] = known | {
+        kind: number
+        for number, kind in enumerate(
+            (k for k in event["by_kind"] if k not in known), len(known) + 1
+        )
+    }
     numbers["reason"] = event["reason"]
     point = {"seconds": numbers["seconds"], "steps": event["steps"],
              "recent_before": event["recent"]["old"], "recent": event["recent"]["new"],

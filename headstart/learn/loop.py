@@ -6,6 +6,7 @@ to `tell`, and what the server decided comes back through `served`.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from headstart.learn.certainty import FEWEST, compare
 from headstart.learn.checking import WORST_ON_BASE, Checker, Verdict
 from headstart.learn.known import KnownWalks
 from headstart.learn.mixing import Mix
+from headstart.learn.reading import Reading
 from headstart.learn.steering import Steering
-from headstart.learn.store import Store
 from headstart.learn.training import HeadTraining, NotFinite
 from headstart.learn.vocabs import FILE, renewed, vocab_beside, write_vocab
 from headstart.vocab.draft_vocab import DraftVocab
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
+    from headstart.learn.store import Store
 
 Tell = Callable[[str, dict[str, Any]], None]  # name of an event, and its facts
 
@@ -32,7 +34,6 @@ FEWEST_TEXTS = 24  # to learn from; of fewer a head learns by heart
 _RECENT, _FEW_RECENT = 128, 64  # held-out answers that heads are compared on, newest first
 # Of the base, or older ones. A loss of a per cent is to be told from none (docs/lab-log.md).
 NUM_BASE = 192
-_REFRESH_SECONDS = 1.0
 _AHEAD_TOKENS = 1024  # of the base, whose states are computed in one turn
 _CHECK_SHARE = 0.2  # of the time, for checks
 _PATIENCE = 2  # checks in a row without a better head, until the rate is halved
@@ -62,16 +63,15 @@ class LearningLoop:
         is served. renews_vocab: whether it is counted anew. known: of the first head. ahead: whose
         states are computed while there is nothing to learn. clock: of the work that is done, not of
         waiting."""
-        self._store, self._training, self._base = store, training, base
+        base = Base([r for r in base.train if training.can_learn(r)], base.heldout)
+        self._training, self._base = training, base
+        self._reading = Reading(store, training.can_learn, tell)
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
         self._mix = Mix(base.train, self._steering.base_share)
         self._batch_tokens, self._least_seconds = batch_tokens, least_seconds
         self._vocab, self._renews_vocab = vocab, renews_vocab
         self._checker = Checker(known)
-        self._train: list[Record] = []
-        self._heldout: list[Record] = []
-        self._refreshed = -_REFRESH_SECONDS
         self._trained_seconds = self._check_seconds = 0.0
         self._failures, self._rate_share = 0, 1.0
         self._texts_at_rest: int | None = None
@@ -90,7 +90,7 @@ class LearningLoop:
     @property
     def is_waiting(self) -> bool:
         """Whether there is nothing to do: too few texts, nothing new, or an answer is awaited."""
-        few = len(self._train) < FEWEST_TEXTS or len(self._heldout) < FEWEST
+        few = len(self._reading.train) < FEWEST_TEXTS or len(self._reading.heldout) < FEWEST
         return few or self._texts_at_rest is not None or self._offered is not None
 
     def turn(self) -> bool:
@@ -106,12 +106,15 @@ class LearningLoop:
         return True
 
     def served(self, head: Path) -> None:
-        """The server serves this head: the one that was offered, or (again) another one."""
+        """The server serves this head: the one that was offered, or again another one, where what
+        was promised did not come."""
         is_offered = head == self._offered
         if is_offered:
             self._training.adopt(self._offered_share)
         else:
             self._training.serve(head)
+            self._trained_seconds = 0.0
+            self._slow_down()  # else the same head could be learned and taken back for ever
         self._checker.swapped(is_learned=is_offered)
         self._steering.served(is_learned=is_offered)
         self._draft_from(vocab_beside(head))
@@ -131,24 +134,12 @@ class LearningLoop:
         self._start_anew()
 
     def _refresh(self) -> None:
-        now = time.monotonic()
-        if now - self._refreshed < _REFRESH_SECONDS:
+        new = self._reading.refresh()
+        if new is None:
             return
-        self._refreshed = now
-        new = self._store.refresh()
-        dropped, late = self._store.thin()
-        new += late
-        if dropped:
-            self._tell("thinned", {"dropped": dropped})
-        if not (new or dropped):
-            return
+        self._mix.replace(self._reading.train)
         self._new_at_rest += sum(not text.is_heldout for text in new)
-        self._train = [text.record for text in self._store.split(is_heldout=False)]
-        self._heldout = [text.record for text in self._store.split(is_heldout=True)]
-        self._mix.replace(self._train)
         self._count_tokens(text.record for text in new)
-        self._tell("texts", {"train": len(self._train), "heldout": len(self._heldout),
-                             "bytes": self._store.num_bytes})  # fmt: skip
         rested = self._texts_at_rest
         if rested is not None and self._new_at_rest > _WAKING * rested:
             self._texts_at_rest, self._rate_share = None, 1.0
@@ -225,12 +216,13 @@ class LearningLoop:
         out, promise = self._out(), verdict.as_json(names_kinds=False)
         details = {
             "learned": promise, "steps": self._training.num_steps,
-            "texts": len(self._train), "num_depths": self._training.options.num_depths,
+            "texts": len(self._reading.train), "num_depths": self._training.options.num_depths,
         }  # fmt: skip
         try:
             self._training.write(out, details, verdict.share)
             self._renew_vocab(out, verdict.share)
         except (OSError, HeadstartError) as error:
+            shutil.rmtree(out, ignore_errors=True)  # it may be there without its list
             self._tell("failed", {"reason": f"the head could not be written: {error}"})
             return
         self._offered, self._offered_share = out, verdict.share
@@ -245,7 +237,7 @@ class LearningLoop:
             return
         new = self._vocab
         if self._renews_vocab:
-            new = renewed(new, [*self._train, *self._base.train])
+            new = renewed(new, [*self._reading.train, *self._base.train])
         if new.ids == self._vocab.ids:
             write_vocab(self._vocab, out)
             return
@@ -271,10 +263,11 @@ class LearningLoop:
         Without a base, what was known is what older texts show, up to half of all.
         """
         number, base = _RECENT, list(self._base.heldout)
+        heldout = self._reading.heldout
         if not base:
-            number = min(_RECENT, max(_FEW_RECENT, len(self._heldout) // 2))
-            base = self._heldout[:-number]
-        return self._heldout[-number:], base[:NUM_BASE]
+            number = min(_RECENT, max(_FEW_RECENT, len(heldout) // 2))
+            base = heldout[:-number]
+        return heldout[-number:], base[:NUM_BASE]
 
     def _rejected(self, verdict: Verdict) -> None:
         if verdict.recent.high < 0:  # certainly worse
@@ -284,10 +277,14 @@ class LearningLoop:
         if self._failures < _PATIENCE:
             return
         self._failures = 0
+        self._slow_down()
+
+    def _slow_down(self) -> None:
+        """Half the rate; where that is too low, rest until there is more to learn."""
         self._rate_share /= 2
         if self._rate_share < _LOWEST_RATE:
             self._start_anew()
-            self._texts_at_rest, self._new_at_rest = len(self._train), 0
+            self._texts_at_rest, self._new_at_rest = len(self._reading.train), 0
             self._tell("rests", {"reason": "no better head was found; more texts are awaited"})
 
     def _start_anew(self) -> None:

@@ -15,7 +15,7 @@ from headstart.learn.folder import START, Folder
 from headstart.learn.heads import LearnedHeads
 from headstart.learn.loop import FEWEST_TEXTS
 from headstart.learn.process import Task
-from headstart.learn.store import TextWriter
+from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
 
 
@@ -34,9 +34,12 @@ class Outcome:
 
 
 def add_texts(folder: Folder, texts: list[Text]) -> None:
-    """Put texts of other servers beside those that were collected."""
+    """Put texts of other servers beside those that were collected, each once."""
     with folder.lock(), TextWriter(folder.texts) as writer:
-        writer.add(texts)
+        known = {text.record.id for text in Store(folder.texts, 0).refresh()}
+        for text in texts:  # one by one, so that they fill files of the usual size
+            if text.id not in known:
+                writer.add([text])
 
 
 def learn_offline(task: Task, minutes: float, say: Callable[[str], None]) -> Outcome:

@@ -64,6 +64,8 @@ class Task:
 
 def main() -> int:
     _end_with_parent()
+    # Of a whole group of processes it is the server's: it ends this one, and may answer until then.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _keep_freed_memory()
     commands: SimpleQueue[dict[str, Any]] = SimpleQueue()
     task = Task.of(sys.stdin.readline())

@@ -70,6 +70,7 @@ class StateWriter:
         self._folder, self._name, self._max_bytes = folder, name, max_bytes
         size = min(_FILE_BYTES, max_bytes // 16)
         self._appender = Appender(folder.states, name, STATES, size)
+        self._used, self._looked = 0, -_LOOK_SECONDS
 
     def add(self, text_id: str, kind: StateKind, states: Tensor) -> int:
         """Write the states [n, D] of a text; returns bytes, 0 where there is no room."""
@@ -79,7 +80,9 @@ class StateWriter:
         line = json.dumps(asdict(entry), separators=(",", ":")).encode() + b"\n"
         if len(line) > _LONGEST_LINE or not self.make_room(len(line) + len(data)):
             return 0
-        return self._appender.append([line, data])
+        added = self._appender.append([line, data])
+        self._used += added
+        return added
 
     def make_room(self, needed: int = 0) -> bool:
         """Whether so many bytes fit beside everything else; older served states may have to go.
@@ -89,21 +92,29 @@ class StateWriter:
         if self._name != SERVED:
             own = sum(map(size_of, self._folder.states.glob(f"{BASE}-*{STATES}")))
             has_share = own + needed <= _BASE_SHARE * self._max_bytes
-            return has_share and used_bytes(self._folder) + needed <= self._max_bytes
-        left = self._max_bytes - used_bytes(self._folder) - needed
+            return has_share and self._used_bytes() + needed <= self._max_bytes
+        left = self._max_bytes - self._used_bytes() - needed
         files = sorted(self._folder.states.glob(f"*{STATES}"), key=_age) if left < 0 else []
         if needed:  # states of one text are worth older served ones, not those of the base
             files = [path for path in files if path.name.startswith(f"{SERVED}-")]
             if left + sum(map(size_of, files)) < 0:
                 return False
         for path in files:
-            left += size_of(path)
+            size = size_of(path)
+            left, self._used = left + size, self._used - size
             if path == self._appender.path:
                 self._appender.close()
             path.unlink(missing_ok=True)
             if left >= 0:
                 break
         return left >= 0
+
+    def _used_bytes(self) -> int:
+        """As of a second ago, with what was added here since: a look at every file takes long."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_SECONDS:
+            self._used, self._looked = used_bytes(self._folder), now
+        return self._used
 
     def close(self) -> None:
         self._appender.close()
@@ -153,8 +164,16 @@ class StoredStates:
         now = time.monotonic()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
-            for path in sorted(self._folder.glob(f"*{STATES}")):
+            files = sorted(self._folder.glob(f"*{STATES}"))
+            self._forget(self._read.keys() - {path.name for path in files})
+            for path in files:
                 self._read_lines(path)
+
+    def _forget(self, gone: set[str]) -> None:
+        """Files that have made room: a server that runs for long writes and removes many."""
+        if gone:
+            self._read = {name: place for name, place in self._read.items() if name not in gone}
+            self._entries = {n: own for n, own in self._entries.items() if own[0].name not in gone}
 
     def _read_lines(self, path: Path) -> None:
         place, size = self._read.get(path.name, 0), size_of(path)

@@ -48,8 +48,13 @@ def lines(folder: Folder) -> list[str]:
             f"learn from, {server.get('heldout')} held out",
             f"learned   {server.get('steps')} steps in {server['seconds']:.0f} s of "
             f"computing, {server.get('checks')} checks, {server.get('swaps')} swaps, "
-            f"{server.get('rollbacks')} rollbacks",
+            f"{server.get('rollbacks')} rollbacks; {server.get('share', 0):.1%} of the time while "
+            "requests ran",
             f"last      {server.get('reason') or 'nothing to say yet'}",
+        ]
+        result += [
+            f"kind      {kind!r}: {before:.3f} -> {after:.3f} on recent held-out answers"
+            for kind, (before, after) in server.get("by_kind", {}).items()
         ]
     is_there = (folder.heads / found["serving"]).is_dir()
     result.append(f"serving   head {found['serving']}" if is_there else "serving   no head is left")

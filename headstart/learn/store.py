@@ -1,19 +1,23 @@
-"""Served texts on disk: files that are only appended to, and one thinned file of older ones.
+"""Served texts on disk: files that are only appended to, and thinned files of older ones.
 
 The server writes `served-N.jsonl`; the learner reads all of them, and when there is too much it
-writes what stays into `packed-N.jsonl` and removes the files that went into it. A kill at any
-moment loses at most the texts that were not written yet; a text that is in two files counts once.
+writes what stays into files `packed-N.jsonl` and removes those that went into them, a few at a
+time. A kill at any moment loses at most the texts that were not written yet; a text that is in two
+files counts once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import re
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from headstart.files import write_whole
-from headstart.learn.appending import Appender, number_of
+from headstart.learn.appending import Appender, number_of, size_of
 from headstart.learn.texts import read_line
 
 if TYPE_CHECKING:
@@ -22,15 +26,19 @@ if TYPE_CHECKING:
 
 Name = TypeVar("Name")
 _FILE_BYTES = 4 << 20
-_FULL, _THINNED = 1.0, 0.8  # of the space: when texts are thinned out, and to how much
-_PERIODS = 16  # spans of time that a kind's texts are spread over
+_FILES = 16  # at least, of a full store: the newest one is not thinned out
+_FULL, _THINNED = 0.9, 0.7  # of the space: when texts are thinned out, and to how much
+_HALVINGS = 5  # of the time that a kind's texts are spread over,
+_FEWEST = 8  # as long as so many stay
+_ID = re.compile(rb'\{"id":"([^"\\]*)"')  # how our lines begin
 
 
 class TextWriter(Appender):
     """Appends texts; belongs to one thread of the server. OSError where the disk does not take."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder, "served", ".jsonl", _FILE_BYTES)
+    def __init__(self, folder: Path, max_bytes: int = _FILES * _FILE_BYTES):
+        """max_bytes: of the store."""
+        super().__init__(folder, "served", ".jsonl", min(_FILE_BYTES, max_bytes // _FILES))
 
     def add(self, texts: Iterable[Text]) -> int:
         """Write texts, and let the system have them; returns bytes."""
@@ -42,10 +50,11 @@ class KeptText:
     """A text in memory."""
 
     record: Record
-    time: float
+    time: float  # never later than when it was read, whatever a clock said
     is_heldout: bool
     draw: float
     num_bytes: int  # on disk
+    is_useful: bool | None = None  # whether anything can be learned from it; None: not known yet
 
 
 @dataclass
@@ -55,6 +64,7 @@ class Store:
     folder: Path
     max_bytes: int
     texts: dict[str, KeptText] = field(default_factory=dict)
+    num_bytes: int = 0
     _read: dict[str, int] = field(default_factory=dict)  # file name -> bytes that were read
 
     def refresh(self) -> list[KeptText]:
@@ -62,47 +72,63 @@ class Store:
         files = sorted(self.folder.glob("*.jsonl"))
         return [text for path in files for text in self._read_file(path)]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(text.num_bytes for text in self.texts.values())
-
     def split(self, *, is_heldout: bool) -> list[KeptText]:
-        """One side, oldest first."""
-        found = [text for text in self.texts.values() if text.is_heldout == is_heldout]
+        """Useful ones of one side, oldest first."""
+        found = [t for t in self.texts.values() if t.is_heldout == is_heldout and t.is_useful]
         return sorted(found, key=lambda text: text.time)
 
-    def thin(self) -> tuple[int, list[KeptText]]:
-        """Where there are too many, keep an even sample.
+    def thin(self) -> int:
+        """Where there are too many, keep an even sample; returns how many were dropped.
 
-        Returns how many were dropped, and texts that were written since `refresh` and are new.
+        OSError where the disk takes no more: what is left is whole, and a later call goes on.
 
         The newest served file is the writer's: it stays as it is.
         """
-        if self.num_bytes <= _FULL * self.max_bytes:
-            return 0, []
-        kept = even_sample(self.texts, int(_THINNED * self.max_bytes))
         files = sorted(self.folder.glob("*.jsonl"))
-        served = [path for path in files if path.name.startswith("served-")]
-        done = [path for path in files if path not in served[-1:]]
-        numbers = [number_of(path) for path in files if path not in served]
-        lines, written = list[bytes](), set[str]()
-        for path in done:
-            for line in path.read_bytes().splitlines(keepends=True):
-                text = read_line(line)
-                if text is None or text.id in written:
-                    continue
-                if text.id in kept or text.id not in self.texts:  # written since `refresh`
-                    lines.append(line)
-                    written.add(text.id)
-        number = 1 + max(numbers, default=0)
-        packed = self.folder / f"packed-{number:08d}.jsonl"
+        newest = [path for path in files if path.name.startswith("served-")][-1:]
+        done = [path for path in files if path not in newest]
+        # On disk, where a kill may have left what was packed twice.
+        sizes = [sum(map(size_of, part)) for part in (files, done)]
+        if sizes[0] <= _FULL * self.max_bytes or sizes[1] <= _THINNED * self.max_bytes:
+            return 0
+        dropped = self.texts.keys() - even_sample(self.texts, int(_THINNED * self.max_bytes))
+        dropped -= {name for path in newest for name, _ in _lines(path)}
+        self.refresh()  # what came meanwhile stays
+        before = len(self.texts)
+        self._pack(done, dropped)
+        return before - len(self.texts)
+
+    def _pack(self, files: list[Path], dropped: set[str]) -> None:
+        """Write what stays of these into new files, a few megabytes at a time."""
+        number = max(
+            (number_of(path) for path in files if path.name.startswith("packed-")), default=0
+        )
+        file_bytes = min(_FILE_BYTES, self.max_bytes // _FILES)
+        part, done, gone = dict[str, bytes](), list[Path](), set[str]()
+        packed = set[str]()
+        for path in files:
+            for name, line in _lines(path):
+                if name in dropped:
+                    gone.add(name)
+                elif name in self.texts and name not in packed:
+                    part[name] = line
+                    packed.add(name)
+            done.append(path)
+            if path is files[-1] or sum(map(len, part.values())) >= file_bytes:
+                number += 1
+                self._replace(done, self.folder / f"packed-{number:08d}.jsonl", part.values())
+                for name in gone & self.texts.keys():
+                    self.num_bytes -= self.texts.pop(name).num_bytes
+                part, done, gone = {}, [], set()
+
+    def _replace(self, files: list[Path], new: Path, lines: Iterable[bytes]) -> None:
         data = b"".join(lines)
-        write_whole(packed, data, is_only_writer=True)
-        for path in done:
-            path.unlink()
-        known, self.texts, self._read = self.texts, {}, {}
-        late = [text for text in self.refresh() if text.record.id not in known]
-        return len(known.keys() - self.texts.keys()), late
+        if data:
+            write_whole(new, data, is_only_writer=True)
+            self._read[new.name] = len(data)
+        for path in files:
+            path.unlink(missing_ok=True)
+            self._read.pop(path.name, None)
 
     def _read_file(self, path: Path) -> list[KeptText]:
         start = self._read.get(path.name, 0)
@@ -116,8 +142,12 @@ class Store:
         for line in whole.splitlines():
             text = read_line(line)
             if text is not None and text.id not in self.texts:
-                kept = KeptText(text.record(), text.time, text.is_heldout, text.draw, len(line) + 1)
+                kept = KeptText(
+                    text.record(), min(text.time, time.time()), text.is_heldout, text.draw,
+                    len(line) + 1,
+                )  # fmt: skip
                 self.texts[text.id] = kept
+                self.num_bytes += kept.num_bytes
                 new.append(kept)
         self._read[path.name] = start + len(whole)
         return new
@@ -132,17 +162,29 @@ def even_sample(texts: dict[str, KeptText], max_bytes: int) -> set[str]:
     by_kind: dict[str, dict[str, KeptText]] = {}
     for name, text in texts.items():
         by_kind.setdefault(text.record.category, {})[name] = text
-    kept: set[str] = set()
     rooms = shared_room({kind: _bytes(part) for kind, part in by_kind.items()}, max_bytes)
-    for kind, part in by_kind.items():
-        periods = _periods(part)
-        room = shared_room({n: _bytes(own) for n, own in periods.items()}, rooms[kind])
-        for number, own in periods.items():
-            left = room[number]
-            for name in sorted(own, key=lambda name: texts[name].draw):
-                left -= own[name].num_bytes
-                if left >= 0:
-                    kept.add(name)
+    parts = (_spread(part, rooms[kind], _HALVINGS) for kind, part in by_kind.items())
+    return set[str]().union(*parts)
+
+
+def _spread(texts: dict[str, KeptText], room: int, halvings: int) -> set[str]:
+    """Each half of the time gets half of the room, and so does each half of these.
+
+    A text with a wrong time, of a clock that was not set, takes one halving from the others.
+    """
+    times = [text.time for text in texts.values()]
+    middle = (min(times) + max(times)) / 2
+    is_few = room * len(texts) < _FEWEST * _bytes(texts)
+    early = {name: text for name, text in texts.items() if text.time <= middle}
+    if halvings and not is_few and len(early) < len(texts):
+        late = {name: text for name, text in texts.items() if text.time > middle}
+        rooms = shared_room({False: _bytes(early), True: _bytes(late)}, room)
+        return _spread(early, rooms[False], halvings - 1) | _spread(late, rooms[True], halvings - 1)
+    kept = set[str]()
+    for name in sorted(texts, key=lambda name: texts[name].draw):
+        room -= texts[name].num_bytes
+        if room >= 0:
+            kept.add(name)
     return kept
 
 
@@ -155,14 +197,13 @@ def shared_room(needs: dict[Name, int], room: int) -> dict[Name, int]:
     return given
 
 
-def _periods(texts: dict[str, KeptText]) -> dict[int, dict[str, KeptText]]:
-    times = [text.time for text in texts.values()]
-    first, span = min(times), max(max(times) - min(times), 1e-9)
-    result: dict[int, dict[str, KeptText]] = {}
-    for name, text in texts.items():
-        number = min(_PERIODS - 1, int((text.time - first) / span * _PERIODS))
-        result.setdefault(number, {})[name] = text
-    return result
+def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Whole lines of a file, which may be gone, by the ids that they begin with."""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        for line in file:
+            found = _ID.match(line)
+            if found is not None and line.endswith(b"\n"):
+                yield found[1].decode(), line
 
 
 def _bytes(texts: dict[str, KeptText]) -> int:

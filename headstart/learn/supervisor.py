@@ -119,12 +119,9 @@ class Learning:
         """The kind of a request, by its prompt as it was given; for the event loop."""
         return self._kinds.kind_of(prompt)
 
-    def finished(
-        self, kind: str, walked: Walked, make: Callable[[], Text],
-        states: KeptStates | None = None,
-    ) -> None:  # fmt: skip
+    def finished(self, walked: Walked, text: Text, states: KeptStates | None = None) -> None:
         """An answer that a client got whole, with the trunk's states where the engine kept them."""
-        self.collector.offer(kind, make, states)
+        self.collector.offer(text, states)
         self._live.observe(walked)
 
     def close(self) -> None:

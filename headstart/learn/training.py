@@ -108,6 +108,10 @@ class HeadTraining:
         width = frozen.built.config.state_size(frozen.source.family.layout)
         self._source.use_disk(StoredStates(folder.states, frozen.kind, width), base)
 
+    def can_learn(self, record: Record) -> bool:
+        """Whether a token to learn is left within the longest length."""
+        return bool(self._fitting([record]))
+
     def prepare(self, records: Sequence[Record]) -> bool:
         """Have states of these at hand before they are learned; False where there is no room."""
         return self._source.prepare(self._fitting(records))

@@ -68,6 +68,7 @@ def answer_route(
         is_kept = (
             learning is not None
             and body.headstart.learn
+            and body.store is not False
             and learning.may_keep(key_in(request.headers))
         )
         return Answering(state, asked, f"{prefix}{name}", own, salt, is_kept=is_kept)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 
 from headstart.engine.engine import Engine
@@ -45,10 +44,9 @@ def attach(learning: Learning, worker: Worker, engine: Engine) -> None:
             states, output.states = output.states, None
             is_whole = output.finish_reason in _WHOLE and output.stop_reason != CUT
             if is_whole and len(output.token_ids) > 1:
-                learning.finished(
-                    kind, counted(kind, [output.stats.acceptance]),
-                    partial(text_of, job, result, output, time.time()), states,
-                )  # fmt: skip
+                # Made now: a result has more, log-probabilities for one, and could wait for long.
+                text = text_of(job, result, output, time.time())
+                learning.finished(counted(kind, [output.stats.acceptance]), text, states)
 
     worker.on_result = finished
     learning.attach(swap, lambda: bool(engine.scheduler.running or engine.scheduler.waiting))

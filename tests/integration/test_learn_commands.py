@@ -145,11 +145,14 @@ def test_status_says_what_is_there_in_words_and_as_json(learned: Learned) -> Non
     status.write_text(json.dumps({
         "state": "resting", "train": 30, "heldout": 8, "steps": 7, "seconds": 4.2, "checks": 3,
         "swaps": 1, "rollbacks": 0, "reason": "no better head was found", "written": 0,
+        "share": 0.0931, "by_kind": {"summarize this passage": [1.5, 1.75]},
     }))  # fmt: skip
     try:
         words = headstart("learn", "status", folder).stdout
         assert "resting" in words and "30 texts to learn from, 8 held out" in words
         assert "7 steps in 4 s of computing, 3 checks, 1 swaps, 0 rollbacks" in words
+        assert "9.3% of the time while requests ran" in words
+        assert "'summarize this passage': 1.500 -> 1.750" in words
         assert "last      no better head was found" in words
     finally:
         status.unlink()
@@ -278,6 +281,7 @@ def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(
     run = ("learn", "run", str(tmp_path / "new"), "--model", str(heads.model))
     for words, said in (
         ((*run, "--minutes", "1"), "has too few texts; at least"),
+        ((*run, "--base", str(tmp_path / "none")), "does not exist; expected a dataset"),
         ((*run, "--requests", "asked.jsonl"), "--requests and --answers belong together"),
         (("learn", "status", str(tmp_path)), "is not a folder of `headstart serve --learn`"),
     ):

@@ -118,8 +118,9 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
         heads, folder, keys=["secret-a", "secret-b"], not_for=[key_name("secret-b")]
     ) as own:
         first = own.learning.serving_name
-        declined, excluded = prompt_of(1000), prompt_of(1001)
+        declined, unstored, excluded = (prompt_of(number) for number in (1000, 1002, 1001))
         own.ask(declined, headstart={"learn": False})
+        own.ask(unstored, store=False)
         own.key = "secret-b"
         own.ask(excluded)
         own.key = "secret-a"
@@ -147,7 +148,8 @@ def test_a_weak_head_learns_is_swapped_and_is_the_one_of_a_restart(
     kept = [line["answer"] for line in lines]
     assert sorted(map(tuple, kept[: len(before)])) == sorted(map(tuple, before))
     asked = [line["prompt"] for line in lines]
-    assert prompts[0] in asked and declined not in asked and excluded not in asked
+    assert prompts[0] in asked and excluded not in asked
+    assert declined not in asked and unstored not in asked
     check_states(heads, Folder(folder), lines)
     assert "secret" not in "".join(path.read_text() for path in folder.glob("*.*"))
     again = Learning(LearnOptions(learn=folder), lambda path: pytest.fail("not started"))

@@ -19,8 +19,12 @@ class Scripted:
         self.num_steps, self.rates = 0, list[float]()
         self.calls = list[str]()
         self.prepared = list[str]()
+        self.max_len = 2048
         self.room = 10**6  # texts whose states can be prepared
         self._gain, self._fails_at, self._level = gain, fails_at, 0.0
+
+    def can_learn(self, record: Any) -> bool:
+        return record.num_prompt < self.max_len
 
     def learn_tokens(self, seen: set[int]) -> None:
         self.seen = seen
@@ -46,6 +50,10 @@ class Scripted:
 
     def adopt(self, share: float) -> None:
         self.calls.append(f"adopt at {share}")
+
+    def serve(self, head: Path) -> None:
+        self.calls.append(f"serve {head.name}")
+        self._level = 0.0
 
     def reset(self) -> None:
         self.calls.append("reset")

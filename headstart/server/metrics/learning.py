@@ -22,15 +22,20 @@ _HEADS = ("before", "after")
 
 
 def learning_values(facts: dict[str, Any]) -> dict[tuple[str, tuple[str, ...]], float]:
-    """By metric and labels. Kinds are numbered: their names are words of prompts."""
+    """By metric and labels. Kinds are numbered, in the order in which checks met them: their names
+    are words of prompts."""
     values: dict[tuple[str, tuple[str, ...]], float] = {}
     values |= {(metric, ()): float(facts[name]) for metric, name in _NUMBERS.items()}
     values |= {(metric, ()): facts["collected"][name] for metric, name in _COLLECTED.items()}
     values |= {("learn_texts", (use,)): facts[use] for use in ("train", "heldout")}
-    kinds = [*facts["by_kind"].values()][:_MOST_KINDS]
     if facts["curve"]:
         last = facts["curve"][-1]
-        kinds_by_name = {str(n): lengths for n, lengths in enumerate(kinds, 1)}
+        numbers = facts["kind_numbers"]
+        kinds_by_name = {
+            str(numbers[kind]): lengths
+            for kind, lengths in facts["by_kind"].items()
+            if numbers[kind] <= _MOST_KINDS
+        }
         kinds_by_name[OTHER] = [last["recent_before"], last["recent"]]
         for kind, lengths in kinds_by_name.items():
             for head, length in zip(_HEADS, lengths, strict=True):

@@ -226,7 +226,7 @@ LEARNING = (
     _counter("learn_busy_seconds", "seconds in which requests ran while there was a learner"),
     _counter("learn_shared_seconds", "of these, seconds in which it was let run"),
     _gauge("learn_acceptance_length",
-           "on recent held-out answers at the last check, by kind (in the order of status.json; "
+           "on recent held-out answers at the last check, by kind (kind_numbers of status.json; "
            "other: all of them) and head: before is the serving one, after the one that learns",
            _KIND, _MEASURED),
     _gauge("learn_live_first_drafts",

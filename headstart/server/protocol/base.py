@@ -18,7 +18,6 @@ from headstart.sampling.params import DraftFrom
 HARMLESS = {
     "user": "who asks",
     "metadata": "notes of the client",
-    "store": "nothing is stored",
     "service_tier": "there is one tier",
     "safety_identifier": "who asks",
     "prompt_cache_key": "equal prefixes are always cached",

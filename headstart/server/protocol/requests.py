@@ -67,6 +67,9 @@ class SamplerFields(Part):
     cache_salt: CacheSalt | None = Field(
         default=None, description="cached prefixes are shared by requests of the same one"
     )
+    store: bool | None = Field(
+        default=None, description="false: as headstart.learn; answers are never stored to be asked"
+    )
     headstart: HeadstartFields = HeadstartFields()
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, WriteFailed
+from headstart.learn import folder as folder_module
+from headstart.learn import heads as heads_module
 from headstart.learn.folder import START, Folder, forget
 from headstart.learn.heads import NEWEST, LearnedHeads
 from headstart.learn.options import LearnOptions, key_name
@@ -60,6 +64,26 @@ def test_a_refused_head_leaves_the_serving_one(folder: Folder) -> None:
     assert serving is not None and serving.name == first
 
 
+def test_heads_that_are_refused_do_not_pile_up(folder: Folder) -> None:
+    heads = LearnedHeads(folder)
+    for _ in range(3):
+        heads.take_back(add(heads, 2.0), "another geometry", "refused")
+    assert {path.name for path in folder.heads.iterdir() if path.is_dir()} == {START}
+
+
+def test_the_record_does_not_grow_without_end(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heads_module, "_LINES", 5)
+    heads = LearnedHeads(folder)
+    for number in range(12):
+        heads.serve(add(heads, 9.0 if number == 2 else 1.0))
+    heads.note_live("0012", {"new": 1.0})
+    again = LearnedHeads(folder)
+    assert [head.name for head in again.heads] == ["0003", "0008", "0009", "0010", "0011", "0012"]
+    assert again.next_name() == "0013"
+
+
 def test_what_a_killed_server_left_unfinished_is_cleared(folder: Folder) -> None:
     heads = LearnedHeads(folder)
     first = add(heads, 1.5)
@@ -72,6 +96,18 @@ def test_what_a_killed_server_left_unfinished_is_cleared(folder: Folder) -> None
     assert there == {START, first}
     assert again.serving is not None and again.serving.name == first
     assert next(head for head in again.heads if head.name == ready).state == "refused"
+
+
+def test_a_serving_head_that_somebody_removed_gives_way_to_the_one_before(folder: Folder) -> None:
+    """Regression: the server did not start."""
+    heads = LearnedHeads(folder)
+    names = [add(heads, 1.5), add(heads, 1.6)]
+    for name in names:
+        heads.serve(name)
+    shutil.rmtree(heads.path(names[1]))
+    LearnedHeads(folder).clear_unfinished()
+    serving = LearnedHeads(folder).serving
+    assert serving is not None and serving.name == names[0]
 
 
 def test_newest_few_and_best_are_kept(folder: Folder) -> None:
@@ -130,6 +166,41 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
         Folder(tmp_path).make(1.0)
     with pytest.raises(ConfigError, match="is not a folder of"):
         forget(Folder(tmp_path), heads=True)
+
+
+def test_a_first_start_that_was_killed_leaves_a_folder_for_the_next_one(tmp_path: Path) -> None:
+    """Regression: it held folders and not yet the page, so it was somebody else's."""
+    path = tmp_path / "learn"
+    path.mkdir()
+    (path / ".WHAT-IS-KEPT.txt.partial-0a0b0c0d").touch()
+    Folder(path).make(1.0)
+    assert {own.name for own in path.iterdir()} >= {"texts", "states", "heads", "WHAT-IS-KEPT.txt"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_start_goes_on_with_a_full_disk_and_a_first_one_does_not(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads = LearnedHeads(folder)
+    ready = add(heads, 1.6)  # killed before it served
+
+    def full(*given: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder_module, "write_whole", full)
+    monkeypatch.setattr(heads_module, "write_whole", full)
+    folder.make(2.0)
+    again = LearnedHeads(folder)
+    again.clear_unfinished()
+    assert again.serving is None and not heads.path(ready).exists()
+    with pytest.raises(WriteFailed, match="No space left"):
+        Folder(tmp_path / "new").make(1.0)
+
+
+def test_a_folder_that_cannot_be_locked_is_an_error_in_words(folder: Folder) -> None:
+    (folder.path / ".lock").mkdir()
+    with pytest.raises(WriteFailed, match="cannot be written"):
+        folder.lock()
 
 
 def test_a_name_that_no_key_has_is_refused() -> None:

@@ -56,3 +56,17 @@ def test_a_file_that_is_none_is_made_anew(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     assert KnownWalks(path).of(records(1), walks(7))["b0"].tokens == 7
     assert KnownWalks(path).of(records(1), walks(9))["b0"].tokens == 7
+
+
+def test_walks_of_answers_that_are_compared_no_more_are_forgotten() -> None:
+    """Regression: a learner kept one for every held-out answer until another head served."""
+    checker, base, walked = Checker(), records(2), list[str]()
+
+    def walk(own: Any, share: float) -> dict[str, Walked]:
+        walked.extend(record.id for record in own if share == 0)
+        return {record.id: Walked("", 10, 20) for record in own}
+
+    answers = records(40)
+    for start in range(2, 30):
+        checker.check(answers[start : start + 10], base, walk)
+    assert len(checker._serving) == 12 and len(walked) == len(set(walked)) == 39

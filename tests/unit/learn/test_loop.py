@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from support.scripted_training import Scripted
 
 from headstart.learn.loop import Base, LearningLoop
 from headstart.learn.mixing import Mix
+from headstart.learn.reading import newest_answers
 from headstart.learn.store import Store, TextWriter
 from headstart.learn.texts import Text
 
@@ -67,7 +69,7 @@ def test_a_head_that_gets_no_better_rests_until_there_is_more(tmp_path: Path) ->
             Text(id=f"n{i}", prompt=[i, 5], answer=[3] * 9, kind="a", time=200.0 + i,
                  finish_reason="stop") for i in range(40)
         )  # fmt: skip
-    loop._refreshed = -100
+    loop._reading.next_look = 0
     assert loop.turn(), "more texts wake it"
 
 
@@ -79,6 +81,20 @@ def test_a_worse_head_is_dropped(tmp_path: Path) -> None:
     assert "offer" not in names(told) and training.rates[-1] == 1.0
     loop.turn()
     assert training.rates[-1] == 0.5
+
+
+def test_learning_slows_down_and_rests_where_heads_are_taken_back(tmp_path: Path) -> None:
+    """Regression: a head whose promise never came was learned, served and taken back for ever."""
+    training = Scripted(gain=0.1)
+    loop, told = make(tmp_path, training)
+    for number in range(1, 6):
+        while names(told).count("offer") < number:
+            assert loop.turn()
+        loop.served(tmp_path / "0001")
+        loop.served(tmp_path / "start")
+        assert loop.is_waiting == (number == 5)
+    assert training.calls.count("serve start") == 5 and names(told)[-1] == "rests"
+    assert sorted(set(training.rates)) == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0]
 
 
 def test_a_step_that_diverges_starts_anew_at_half_the_rate(tmp_path: Path) -> None:
@@ -111,10 +127,10 @@ def test_tokens_of_texts_that_come_before_thinning_are_learned(
     """Regression: a step met a token that losses had no place for, and the learner ended."""
     training = Scripted()
     loop, told = make(tmp_path, training)
-    loop._store.max_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) // 2
+    loop._reading.store.max_bytes = sum(path.stat().st_size for path in tmp_path.iterdir()) // 2
     thin = Store.thin
 
-    def late(store: Store) -> tuple[int, list[Any]]:
+    def late(store: Store) -> int:
         with TextWriter(tmp_path) as writer:
             writer.add([Text(id="late", prompt=[1], answer=[77], kind="a", time=200.0,
                              finish_reason="stop")])  # fmt: skip
@@ -122,13 +138,48 @@ def test_tokens_of_texts_that_come_before_thinning_are_learned(
 
     monkeypatch.setattr(Store, "thin", late)
     loop.turn()
-    assert "late" in loop._store.texts and 77 in training.seen
+    assert "late" in loop._reading.store.texts and 77 in training.seen
     assert dict(told)["thinned"]["dropped"] > 0
+
+
+def test_a_full_disk_when_texts_are_thinned_out_is_said_and_learning_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the learner ended, was started again three times, and learning was over."""
+    loop, told = make(tmp_path, Scripted())
+
+    def full(store: Store) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Store, "thin", full)
+    for _ in range(3):
+        loop._reading.next_look = 0
+        assert loop.turn()
+    assert "No space left" in dict(told)["crowded"]["reason"]
+    assert names(told).count("crowded") == 1, "not every second"
+
+
+def test_nothing_is_learned_from_answers_that_begin_too_late(tmp_path: Path) -> None:
+    """Regression: steps of such texts were empty, took no time, and were told by the thousand."""
+    training = Scripted()
+    training.max_len = 2
+    loop, told = make(tmp_path, training, texts=3)
+    assert not loop.turn() and training.num_steps == 0
+    assert dict(told)["texts"] == {"train": 0, "heldout": 0, "bytes": ANY, "useless": 3}
+
+
+def test_a_prompt_that_comes_again_and_again_is_compared_on_once() -> None:
+    texts = [
+        Text(id=f"t{i}", prompt=[i % 3], answer=[i, 2], kind="", time=float(i),
+             finish_reason="stop") for i in range(8)
+    ]  # fmt: skip
+    found = newest_answers(text.record() for text in texts)
+    assert [record.id for record in found] == ["t5", "t6", "t7"]
 
 
 def test_few_texts_are_waited_for(tmp_path: Path) -> None:
     loop, _ = make(tmp_path, Scripted())
-    loop._store = Store(tmp_path / "none", 1)
+    loop._reading.store = Store(tmp_path / "none", 1)
     assert not loop.turn()
 
 
@@ -143,7 +194,7 @@ def test_states_of_the_base_are_prepared_while_texts_are_awaited(room: int, tmp_
     loop, told = make(tmp_path, training, texts=3, ahead=ahead)
     assert loop.turn() and training.prepared == ["b0", "b1", "b2"], "a piece in one turn"
     add(tmp_path, 100)
-    loop._refreshed = -100
+    loop._reading.next_look = 0
     assert loop.turn() and training.num_steps == 1 and len(training.prepared) == 3
     while loop.turn():  # until it rests
         assert training.num_steps < 500

@@ -175,6 +175,18 @@ def test_a_reader_goes_on_when_a_file_is_gone(folder: Folder) -> None:
     assert stored.find(record("t0", 5)) is None
 
 
+def test_a_reader_forgets_what_has_made_room(folder: Folder) -> None:
+    """Regression: a learner kept a line for every text that was ever served."""
+    served, stored = StateWriter(folder, SERVED, 4000), reader(folder)
+    for number in range(100):
+        assert served.add(f"t{number}", KIND, rows(10, number)) > 0 and has(stored, f"t{number}")
+    served.close()
+    assert not has(stored, "none")
+    assert len(stored._entries) < 30 and set(stored._read) == {
+        p.name for p in folder.states.iterdir()
+    }
+
+
 def test_states_of_another_base_are_removed_and_forget_removes_all(folder: Folder) -> None:
     for name in (f"{BASE}-aa", f"{BASE}-bb", SERVED):
         writer = StateWriter(folder, name, 1 << 20)
