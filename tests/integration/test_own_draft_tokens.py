@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.copying_runs import Parity
 from support.engine_records import records
 from support.engine_runs import VOCAB, assert_head_is_alive, ids_of, make_prompts, run, soft, start
 from support.tiny_fixture import Tiny
@@ -191,6 +192,24 @@ def test_preemption_prefix_hits_and_aborts_change_no_text_and_no_rule(
         assert ids_of(run(engine, PROMPTS, params)) == plain
     assert engine.stats.preemptions > 0 and engine.stats.cached_tokens > 0
     assert all(set(drafts) <= allowed for _, drafts, allowed in seen)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_grammars_several_samples_and_other_numbers_of_drafts(
+    backend: str, model: Path, maps: list[DraftVocab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, each = BACKENDS[backend], [replace(own, n=2, logprobs=2) for own in SETTINGS[:4]]
+    plain = start(model, speculate=0, **kind)
+    wanted = ids_of(run(plain, PROMPTS[:4], each, grammar=Parity()))
+    engine = start(model, speculate=3, draft_vocab=maps, draft_vocab_own=LIMIT, **kind)
+    seen = watch(engine, monkeypatch)
+    both = zip(each, names(4), (1, 2, 5, 8), strict=True)
+    given = [replace(own, draft_vocab=name, speculate=k) for own, name, k in both]
+    results = run(engine, PROMPTS[:4], given, grammar=Parity())
+    assert ids_of(results) == wanted
+    assert_head_is_alive(results)
+    assert all(set(drafts) <= allowed for _, drafts, allowed in seen)
+    assert max(len(drafts) for _, drafts, _ in seen) > 3
 
 
 def test_the_limit_is_a_whole_number_that_kernels_have_room_for() -> None:
