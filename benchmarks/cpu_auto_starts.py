@@ -5,7 +5,8 @@
 Every start makes a new engine of the demo's model that drafts by `auto` and knows nothing. It
 answers one question of each category by `auto`, and the same question with each fixed K, in an
 order that changes; with a fixed K a policy of its own decides, so that `auto` learns nothing from
-it. In every other start another process takes a core for the first ten seconds, the engine's own
+it. All draft with the head alone, since a fixed K copies nothing from the context; with `--copies`
+`auto` copies, too, and is ahead by that. In every other start another process takes a core for the first ten seconds, the engine's own
 profile included. Only time inside the engine counts, from the first token of an answer on.
 
 The best fixed K is the one with the most tokens per second over all starts together; of single
@@ -88,7 +89,10 @@ def start(
         for k in arguments.drafts:
             fixed = options(arguments.weights, k)
             runners[str(k)] = Runner(DraftPolicy(fixed, engine.model.max_len))
-        params = engine.prompts.default_params(temperature=0.0, max_tokens=arguments.max_tokens)
+        params = engine.prompts.default_params(
+            temperature=0.0, max_tokens=arguments.max_tokens,
+            draft_from="auto" if arguments.copies else "head",
+        )  # fmt: skip
         reasons = []
         for place, question in enumerate(questions):
             names = list(runners)
@@ -148,6 +152,7 @@ def main() -> None:
     parser.add_argument("--weights", choices=list(WEIGHTS), default="int8")
     parser.add_argument("--drafts", nargs="*", type=int, default=[1, 2, 3, 4], help="fixed K")
     parser.add_argument("--max-tokens", type=int, default=112)
+    parser.add_argument("--copies", action="store_true", help="let `auto` copy from the context")
     parser.add_argument("--reasons", action="store_true", help="why `auto` chose, by question")
     parser.add_argument("--out", type=Path, help="all starts, as JSON")
     arguments = parser.parse_args()
@@ -167,13 +172,16 @@ def main() -> None:
                 "starts": starts,
                 "weights": arguments.weights,
                 "max_tokens": arguments.max_tokens,
+                "copies": arguments.copies,
             }
             title = "`auto` on a CPU over many starts, half of them on a busy machine"
-            save(arguments.out, title, document, tables(found, starts))
+            save(arguments.out, title, document, tables(found, starts, copies=arguments.copies))
     print(json.dumps({name: value for name, value in found.items() if name != "by_start"}))
 
 
-def tables(found: dict[str, Any], starts: Sequence[dict[str, Any]]) -> list[str]:
+def tables(
+    found: dict[str, Any], starts: Sequence[dict[str, Any]], *, copies: bool
+) -> list[str]:
     """`auto` over the best fixed K, of all starts together and of each."""
     speeds = ", ".join(f"{k} {speed:.1f}" for k, speed in found["tokens_per_second"].items())
     rows = [
@@ -185,7 +193,8 @@ def tables(found: dict[str, Any], starts: Sequence[dict[str, Any]]) -> list[str]
     return [
         f"Tokens/s over {len(starts)} starts: {speeds}. The best fixed K is {found['best_fixed']}; "
         f"`auto` has {found['auto_over_best']:.3f} of it, at least {found['least']:.3f} in a "
-        f"start, and {found['mean_over_best_of_each_start']:.3f} of the best K of each start.",
+        f"start, and {found['mean_over_best_of_each_start']:.3f} of the best K of each start. "
+        + ("`auto` also copied from the context." if copies else "All drafted by the head alone."),
         "",
         *table(["start", "busy", *names, "auto over the best K"], rows),
     ]

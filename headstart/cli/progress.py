@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -48,18 +49,24 @@ def _shown(
 
     bar = bar_of(*columns)
     task = bar.add_task(title, total=total)
+    # By a clock of its own: the first items may take minutes. Without a total there is nothing to
+    # show before one is done.
+    timer = threading.Timer(_QUIET_SECONDS, bar.start)
+    timer.daemon = True
+    if total:
+        timer.start()
     started = time.monotonic()
-    is_shown = False
 
     def advance(count: int) -> None:
-        nonlocal is_shown
-        if not is_shown and time.monotonic() - started > _QUIET_SECONDS:
+        if not total and time.monotonic() - started > _QUIET_SECONDS:
             bar.start()
-            is_shown = True
         bar.advance(task, count)
 
     try:
         yield advance
     finally:
-        if is_shown:
+        timer.cancel()
+        if total:
+            timer.join()  # it may be about to start the bar
+        if bar.live.is_started:
             bar.stop()

@@ -47,10 +47,23 @@ def advised_k(
 ) -> tuple[int, str]:
     """K for the head in `folder` when the user names none, and one sentence that says why."""
     predicted = _predicted(report, folder)
-    if predicted is not None and predicted.drafts and family.layout.topology == "recursive":
+    if predicted is None:
+        return _usual_k(family, report, folder, engine, modules)
+    # vLLM loads one of MiMo-V2's modules; the prediction is of all.
+    is_first_alone = family.name == "mimo_v2" and engine == "vllm"
+    most = predicted.drafts if family.layout.topology == "recursive" else modules
+    if 0 < predicted.drafts <= most and not is_first_alone:
         return predicted.drafts, (
             f"K = {predicted.drafts}: predicted {predicted.describe()}; change it with --speculate"
         )
+    k, why = _usual_k(family, report, folder, engine, modules)
+    return k, f"{why}; predicted as best was {predicted.describe()}"
+
+
+def _usual_k(
+    family: Family, report: Report, folder: Path, engine: str, modules: int
+) -> tuple[int, str]:
+    """The same for a head of which nothing was predicted here."""
     if family.layout.topology == "recursive" and (depths := _trained_depths(folder)):
         return depths, (
             f"K = {depths}: Headstart trained this head to draft so many tokens (headstart.json); "

@@ -42,8 +42,8 @@ _OPTIMIZERS = {"cpu": "adamw", "cuda": "muon"}
 # a mean, a rate, an order of texts and a draft vocabulary of its own.
 NOT_LEARNING = (
     "average", "schedule", "decay", "final_rate", "warmup", "epochs", "max_steps", "min_steps",
-    "batch_sequences", "seed", "draft_vocab", "cache", "cache_dtype", "states_from", "eval_every",
-    "eval_limit", "save_every", "keep", "shard",
+    "batch_sequences", "seed", "draft_vocab", "draft_vocab_own", "cache", "cache_dtype",
+    "states_from", "eval_every", "eval_limit", "save_every", "keep", "shard",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from headstart.train.losses.lm_head import LmHead
 from headstart.train.optimizers import Optimizer, like, whole
 from headstart.train.options import TrainOptions
 from headstart.train.parallel import World
+from headstart.vocab.own_tokens import OwnRule
 
 
 class _Drafting(nn.Module):
@@ -63,6 +64,10 @@ class Learner:
     ) -> None:
         self.name, self.options, self.lm_head = name, options, lm_head
         self.own_lm_heads = own_lm_heads  # of modules that have them; they stay as they are
+        self.own_rule: OwnRule | None = None  # where texts draft their own tokens, too
+        if options.draft_vocab_own and lm_head.vocab_ids is not None:
+            listed = lm_head.vocab_ids.tolist()
+            self.own_rule = OwnRule.of(listed, len(lm_head.weight), options.draft_vocab_own)
         self.world, self.dtype = world, dtype
         self.is_sharded = options.shard and world.size > 1
         self._module = _Drafting(head)
@@ -84,6 +89,15 @@ class Learner:
         """Masters by their names in the head."""
         found = self._module.named_parameters()
         return {name.removeprefix("head."): parameter for name, parameter in found}
+
+    def lm_heads(self, ids: Tensor) -> tuple[LmHead, ...]:
+        """What losses over these texts run over: the trunk's, then those of modules.
+
+        Where texts draft their own tokens, all that are in `ids`, for every row: a row's loss also
+        sees tokens of the texts beside its own.
+        """
+        found = (self.lm_head, *self.own_lm_heads)
+        return found if self.own_rule is None else tuple(head.beside(ids) for head in found)
 
     def draft(
         self,

@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from headstart.errors import ConfigError, some
+from headstart.vocab.own_tokens import check_beside, check_limit
 
 # What each recipe sets. `default`: the context of serving and Muon, both ahead in the study of
 # a small model (docs/lab-log.md), and a loss that learns well from fresh and from tuned heads. Its
@@ -75,6 +76,9 @@ class TrainOptions:
     lk_decay: float = _option(3.0, "loss lk: how soon it turns from kl to tv")
     teacher_temperature: float = _option(1.0, "temperature of both distributions in soft losses")
     draft_vocab: str | None = _option(None, "file of the draft vocabulary to train for")
+    draft_vocab_own: int = _option(
+        0, "own tokens of a text that serving drafts beside draft_vocab: train for them, too"
+    )
     optimizer: Literal["adamw", "muon"] | None = _by_recipe(
         "optimizer", "muon: for matrices, with AdamW for vectors and stacked experts"
     )
@@ -132,6 +136,8 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise ConfigError(f"{name} is {value}; give at least {least}.")
+        if self.draft_vocab_own != 0:
+            check_limit(self.draft_vocab_own)
         for name in ("learning_rate", "beta", "teacher_temperature"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -202,6 +208,7 @@ def resolve(options: TrainOptions) -> TrainOptions:
             f"batch_tokens is {result.batch_tokens} and batch_sequences {result.batch_sequences}; "
             "a step is filled by one of them. Set the other to 0."
         )
+    check_beside(result.draft_vocab_own if result.draft_vocab is None else 0, "--draft-vocab")
     if result.optimizer == "muon" and result.shard:
         raise ConfigError(
             "optimizer muon works on whole matrices, and shard splits them over processes. Give "

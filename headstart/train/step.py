@@ -121,9 +121,9 @@ def _losses(
         "temperature": options.teacher_temperature,
         "lk_decay": options.lk_decay,
     }
-    own = learner.own_lm_heads
+    shared, *own = learner.lm_heads(batch.ids)
     if not own:
-        return depth_losses(options.loss, gathered, learner.lm_head, **given)
+        return depth_losses(options.loss, gathered, shared, **given)
     return [
         depth_losses(options.loss, [states], own[min(depth, len(own) - 1)], **given)[0]
         for depth, states in enumerate(gathered)

@@ -18,6 +18,7 @@ from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import GREEDY, Answer, answers_of, params_of
 from headstart.simulate.answers import Batch as Scored
 from headstart.simulate.matches import DraftLogits, answer_matches, walk
+from headstart.simulate.own_columns import OwnColumns
 from headstart.train.learner import Learner
 from headstart.train.packing import Row, pack
 from headstart.train.parallel import World
@@ -91,13 +92,21 @@ def walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple
         num_depths=num_drafts, context="prefix", rows=_drafting_rows(answers, batch),
     )  # fmt: skip
     scored = Scored(batch.states, batch.ids, batch.documents, answers)
-    shared, *own = (
-        DraftLogits.of_weight(lm_head.draft_weight).compute
-        for lm_head in (learner.lm_head, *learner.own_lm_heads)
-    )
-    logits = DraftLogits(shared, learner.lm_head.vocab_ids, tuple(own))
-    matches = answer_matches(depths, scored, answers, logits)
+    matches = answer_matches(depths, scored, answers, _logits(learner, batch))
     return [(found.answer.category, walk(found, num_drafts)) for found in matches]
+
+
+def _logits(learner: Learner, batch: Batch) -> DraftLogits:
+    """What is drafted from: the draft vocabulary, and the texts' own tokens where they count."""
+    lm_heads, columns = (learner.lm_head, *learner.own_lm_heads), None
+    listed = learner.lm_head.vocab_ids
+    if learner.own_rule is not None and listed is not None:
+        both = zip(batch.documents.starts, batch.documents.lengths, strict=True)
+        texts = [(first, batch.ids[first : first + length].tolist()) for first, length in both]
+        columns = OwnColumns.of(learner.own_rule, listed, texts)
+        lm_heads = tuple(lm_head.beside(columns.extra) for lm_head in lm_heads)
+    shared, *own = (DraftLogits.of_weight(lm_head.draft_weight).compute for lm_head in lm_heads)
+    return DraftLogits(shared, lm_heads[0].vocab_ids, tuple(own), columns)
 
 
 def _drafting_rows(answers: Sequence[Answer], batch: Batch) -> torch.Tensor:

@@ -77,7 +77,7 @@ def _passages(entry: Entry, packages: list[str], downloads: Path, is_update: boo
         if is_update:
             entry.update(
                 version=_version(entry, archive), sha256=digest,
-                licence=licence_of(entry["name"], Path(folder)),
+                licence=licence_of(entry["name"], Path(folder), entry.get("licence", "")),
             )  # fmt: skip
         elif digest != entry["sha256"]:
             raise SystemExit(
@@ -134,17 +134,18 @@ def _unpack(archive: Path, folder: Path) -> None:
             file.extractall(folder)
 
 
-def licence_of(name: str, folder: Path) -> str:
-    """As the package states it: Debian's copyright file, or the metadata of a Python package."""
+def licence_of(name: str, folder: Path, noted: str = "") -> str:
+    """As the package states it: Debian's copyright file, or the metadata of a Python package.
+
+    `noted`: what packages.json has, for a package whose copyright file lies in another one.
+    """
     paths = [*folder.glob(f"usr/share/doc/{name}/copyright"), *folder.glob("*.dist-info/METADATA")]
     text = "\n".join(path.read_text(errors="replace") for path in paths if path.is_file())
     stated = re.findall(r"^License(?:-Expression)?: *([A-Za-z][^\n]{0,60})$", text, re.MULTILINE)
     stated = [one for one in stated if len(one.split()) <= _MOST_WORDS]  # else a sentence of one
     stated += re.findall(r"^Classifier: License :: (?:OSI Approved :: )?(.+)$", text, re.MULTILINE)
     named = [licence for licence, words in _LICENCES.items() if re.search(words, text)]
-    if name.startswith("zsh") and re.search("[Zz]sh", text):
-        named.insert(0, "Zsh")  # its copyright file has the terms, and no name for them
-    return ", ".join(dict.fromkeys(one.strip() for one in stated or named)) or _UNNAMED
+    return ", ".join(dict.fromkeys(one.strip() for one in stated or named)) or noted or _UNNAMED
 
 
 _UNNAMED = "see its copyright file"

@@ -66,9 +66,13 @@ def trained(
     steps: int | None = None,
     head: Path | None = None,
     validations: int = 1,
+    least: int = _PROBE_STEPS,
     deadline: float = float("inf"),
 ) -> dict[str, Outcome]:
     """Heads by name, in `out`; a run that is there and finished is taken as it is.
+
+    `seconds` give a number of steps, `least` of them in any case: where kernels are compiled by the
+    steps that are timed, these seem to leave no time.
 
     Validated at the start and at the end only, if nothing else is said: it costs every head. At
     the deadline (of time.monotonic) a run stops, to be gone on with another time.
@@ -79,7 +83,7 @@ def trained(
         steps = int(note.read_text())
     if steps is None:
         assert seconds is not None
-        steps = _paced(settings, parts, seconds, head)
+        steps = max(least, _paced(settings, parts, seconds, head))
     note.write_text(str(steps))
     started = time.monotonic()
     train_part = partial(_train, settings, steps, head, validations, deadline=deadline)
@@ -169,9 +173,9 @@ def _paced(settings: Trained, parts: list[Part], seconds: float, head: Path | No
     step = max(side_by_side(partial(_probe, settings, head), parts, len(parts)))
     spent = time.monotonic() - started
     left = seconds - spent - (spent - _PROBE_STEPS * step)
-    steps = max(_PROBE_STEPS, int(left / step))
+    steps = int(left / step)
     names = sum(len(variants) for _, variants in parts)
-    print(f"pace: {names} heads, {step:.3f} s a step: {steps} steps", flush=True)
+    print(f"pace: {names} heads, {step:.3f} s a step: time for {steps} steps", flush=True)
     return steps
 
 

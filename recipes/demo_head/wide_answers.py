@@ -93,6 +93,12 @@ def _answer_part(settings: Wide, folder: Path) -> str:
             seconds = _WRITING * max(0.0, end - time.monotonic())
             write_lines(follow, _second_turns(settings, engine, answers, validated, seconds))
         ask(_following(read_lines(follow), answers), end)
+    if all(answer.prompt_id in validated for answer in answers):
+        raise SystemExit(
+            f"answers: {folder.name} has none to learn from after "
+            f"{time.monotonic() - started:.0f} s, of which the engine took {ready - started:.0f}; "
+            "the same command goes on. Give more time: --seconds answers=N, or --minutes."
+        )
     made = time.monotonic()
     line = _write_part(folder, planned.asked, answers, validated)
     spent = f"engine {ready - started:.0f} s, answers {made - ready:.0f} s"

@@ -64,6 +64,7 @@ class Wide:
     pack_tokens: int = 65_536
     eval_limit: int = 256
     begin_rate: float = 2e-2
+    begin_steps: int = 100  # at least, whatever the time: everything starts from this head
     validations: int = 16  # points of the curve
     options: dict[str, Any] = field(
         default_factory=lambda: {
@@ -136,6 +137,6 @@ def small(settings: Wide) -> Wide:
     return replace(
         settings, num_questions=24, question_tokens=48, max_tokens=24, long_tokens=32, running=8,
         num_evaluated=4, num_of_kind=2, evaluated_tokens=24, max_len=1024, vocab_size=2048,
-        batch_tokens=768, pack_tokens=1024, eval_limit=6, validations=2,
+        batch_tokens=768, pack_tokens=1024, eval_limit=6, validations=2, begin_steps=6,
         seconds={**dict.fromkeys(settings.seconds, 1.0), "questions": 60.0, "answers": 60.0},
     )  # fmt: skip

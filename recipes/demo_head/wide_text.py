@@ -8,7 +8,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Container
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,9 @@ def _tried(settings: Wide, part: int) -> list[tuple[str, bool]]:
     found: list[tuple[str, bool]] = []
     temperatures = settings.question_temperatures
     given = enumerate(openings(OPENINGS, settings.num_questions))
+    ids_of = cache(partial(turn_ids, engine.prompts, ()))  # by opening, of which there are few
     turns = (  # of this process: what others write is not rendered here
-        Turn(turn_ids(engine.prompts, [], opening), opening, temperatures[i % len(temperatures)], i)
+        Turn(ids_of(opening), opening, temperatures[i % len(temperatures)], i)
         for i, opening in islice(given, part, None, settings.processes)
     )
     write_turns(

@@ -51,7 +51,7 @@ def train_begin(settings: Wide) -> None:
         "learning_rate": settings.begin_rate,
     })  # fmt: skip
     trained(settings, settings.work / "begin", {"": options}, seconds=settings.seconds["begin"],
-            validations=2)  # fmt: skip
+            validations=2, least=settings.begin_steps)  # fmt: skip
 
 
 def look(settings: Wide) -> None:

@@ -140,7 +140,9 @@ def _ids(data: Dataset) -> dict[str, list[int]]:
 @long_only
 def test_a_long_training_that_its_deadline_stops_leaves_a_head(place: Path) -> None:
     """Regression: the head of the finished training was published with the stopped one's scores."""
-    run(place, "here", "evaluation", "text", "--seconds", "answers=8", "questions=1")
+    with pytest.raises(SystemExit, match=r"has none to learn from.*the same command goes on"):
+        run(place, "here", "evaluation", "text", "--seconds", "answers=0", "questions=1")
+    run(place, "here", "text", "--seconds", "answers=20")
     options = ["--out", "head", "--option", "num_depths=2", "--seconds", "begin=0"]
     run(place, "here", "begin", "long", "score", "publish", *options, "long=0")
     assert not (place / "here" / "long" / "head").exists()

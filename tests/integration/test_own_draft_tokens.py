@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.copying_runs import Parity
 from support.engine_records import records
 from support.engine_runs import VOCAB, assert_head_is_alive, ids_of, make_prompts, run, soft, start
 from support.tiny_fixture import Tiny
+from support.training_runs import StopAt, metrics
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import score
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
+from headstart.data.records import Record
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
@@ -24,6 +27,9 @@ from headstart.errors import ConfigError
 from headstart.heads.digest import trunk_digest
 from headstart.predict.options import PredictionOptions
 from headstart.sampling.params import SamplingParams
+from headstart.train.job import Job
+from headstart.train.options import TrainOptions, resolve
+from headstart.train.trainer import train
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 from headstart.vocab.own_tokens import OwnRule
@@ -188,6 +194,24 @@ def test_preemption_prefix_hits_and_aborts_change_no_text_and_no_rule(
     assert all(set(drafts) <= allowed for _, drafts, allowed in seen)
 
 
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_grammars_several_samples_and_other_numbers_of_drafts(
+    backend: str, model: Path, maps: list[DraftVocab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, each = BACKENDS[backend], [replace(own, n=2, logprobs=2) for own in SETTINGS[:4]]
+    plain = start(model, speculate=0, **kind)
+    wanted = ids_of(run(plain, PROMPTS[:4], each, grammar=Parity()))
+    engine = start(model, speculate=3, draft_vocab=maps, draft_vocab_own=LIMIT, **kind)
+    seen = watch(engine, monkeypatch)
+    both = zip(each, names(4), (1, 2, 5, 8), strict=True)
+    given = [replace(own, draft_vocab=name, speculate=k) for own, name, k in both]
+    results = run(engine, PROMPTS[:4], given, grammar=Parity())
+    assert ids_of(results) == wanted
+    assert_head_is_alive(results)
+    assert all(set(drafts) <= allowed for _, drafts, allowed in seen)
+    assert max(len(drafts) for _, drafts, _ in seen) > 3
+
+
 def test_the_limit_is_a_whole_number_that_kernels_have_room_for() -> None:
     assert EngineOptions(draft_vocab_own=1024).draft_vocab_own == 1024
     for bad in (-1, 1025, 1.5, True):
@@ -203,6 +227,17 @@ def test_a_limit_without_a_list_is_refused(model: Path) -> None:
         PredictionOptions(own=4)
 
 
+def write_answers(model: Path, out: Path, splits: dict[str, list[Record]]) -> None:
+    opened, sampling = Checkpoint.open(model), splits["heldout"][0].sampling
+    header = Header(
+        origin="engine", trunk_digest=trunk_digest(opened), tokenizer_sha=tokenizer_sha(opened),
+        template_sha="absent", vocab_size=VOCAB, hidden_size=128, sampling=sampling,
+        seed=0, chat_template_kwargs={}, counts={}, report={},
+    )  # fmt: skip
+    out.mkdir()
+    write_dataset(out, header, splits)
+
+
 @pytest.mark.parametrize("by", ["plain modules", "the backend that serves"])
 def test_scoring_replays_the_engine(
     by: str, model: Path, maps: list[DraftVocab], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -216,15 +251,8 @@ def test_scoring_replays_the_engine(
         model, speculate=3, draft_vocab=str(file), draft_vocab_own=4, dtype=dtype,
         kernels="off" if by == "plain modules" else "auto",
     )  # fmt: skip
-    results = run(engine, PROMPTS, params)
-    opened, made = Checkpoint.open(model), records(results, params)
-    header = Header(
-        origin="engine", trunk_digest=trunk_digest(opened), tokenizer_sha=tokenizer_sha(opened),
-        template_sha="absent", vocab_size=VOCAB, hidden_size=128, sampling=made[0].sampling,
-        seed=0, chat_template_kwargs={}, counts={}, report={},
-    )  # fmt: skip
-    data.mkdir()
-    write_dataset(data, header, {"heldout": made})
+    made = records(run(engine, PROMPTS, params), params)
+    write_answers(model, data, {"heldout": made})
     found = {}
     for own in (0, 4, 40):
         score.run(
@@ -250,3 +278,35 @@ def test_rows_follow_when_the_head_is_swapped(model: Path, maps: list[DraftVocab
     before = ids_of(run(engine, PROMPTS[:3], seeded(temperature=0)))
     engine.backend.head_swapped()
     assert ids_of(run(engine, PROMPTS[:3], seeded(temperature=0))) == before
+
+
+def test_training_learns_and_validates_own_tokens(
+    model: Path, maps: list[DraftVocab], tmp_path: Path
+) -> None:
+    """What a head is worth before the first step is what the engine counts with own tokens."""
+    file, data = tmp_path / "maps.json", tmp_path / "data"
+    write(maps[:1], file)
+    params, counted, first = seeded(), [], []
+    for own in (0, 4):
+        engine = start(
+            model, speculate=3, draft_vocab=str(file), draft_vocab_own=own, dtype="float64",
+            kernels="off",
+        )  # fmt: skip
+        made = records(run(engine, PROMPTS, params), params)
+        if not own:
+            write_answers(model, data, {"train": made, "heldout": made})
+        options = TrainOptions(
+            draft_vocab=str(file), draft_vocab_own=own, num_depths=3, loss="ce", dtype="float64",
+            device="cpu", optimizer="adamw",
+        )  # fmt: skip
+        out = tmp_path / f"run-{own}"
+        train(Job(model=model, data=data, out=out, options={"": resolve(options)}), StopAt(1))
+        (before, step), acceptance = metrics(out)[:2], engine.stats.acceptance
+        assert before["validation"]["rounds"] == acceptance.rounds
+        assert before["validation"]["cumulative_acceptance"] == acceptance.cumulative
+        counted.append(acceptance.length)
+        first.append(step["loss"])
+    assert counted[0] != counted[1]
+    assert first[0] < 0.9 * first[1], "labels that the list lacks have a loss, too"
+    with pytest.raises(ConfigError, match=r"without a draft vocabulary.* Give --draft-vocab, too"):
+        resolve(TrainOptions(draft_vocab_own=4))

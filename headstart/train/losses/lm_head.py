@@ -23,6 +23,7 @@ class LmHead:
     vocab_ids: Tensor | None = None  # [S] original ids, ascending
     draft_index: Tensor | None = None  # [V] place of an original id in S, -1 outside
     trunk_rows: Tensor | None = None  # [S, D] of the trunk, where the draft has others
+    own_weight: Tensor | None = None  # [V, D] of the draft, where it has others
 
     @classmethod
     def of(
@@ -33,9 +34,11 @@ class LmHead:
         Waits for the device once.
         """
         weight = weight.detach()
-        drafts = weight if own is None else own.detach()
+        own = None if own is None else own.detach()
+        drafts = weight if own is None else own
         if vocab_ids is None:
-            return cls(weight, drafts, trunk_rows=None if own is None else weight)
+            taught = None if own is None else weight
+            return cls(weight, drafts, trunk_rows=taught, own_weight=own)
         ids = vocab_ids.to(weight.device, torch.int64)
         size = weight.shape[0]
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (-1, -1)
@@ -47,7 +50,15 @@ class LmHead:
             )
         index = torch.full((size,), -1, dtype=torch.int64, device=weight.device)
         index[ids] = torch.arange(len(ids), device=weight.device)
-        return cls(weight, drafts[ids], ids, index, None if own is None else weight[ids])
+        taught = None if own is None else weight[ids]
+        return cls(weight, drafts[ids], ids, index, taught, own)
+
+    def beside(self, ids: Tensor) -> LmHead:
+        """The same with the rows of these tokens, too, of which any may come more than once."""
+        if self.vocab_ids is None:
+            return self
+        joined = torch.cat([self.vocab_ids, ids.to(self.vocab_ids.device, torch.int64)])
+        return self.of(self.weight, joined.unique(), self.own_weight)
 
     @property
     def taught_weight(self) -> Tensor:

@@ -37,6 +37,25 @@ def test_a_head_that_was_tuned_gets_the_k_that_it_was_tuned_for(tmp_path: Path) 
         command("vllm", "mimo", r_path=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("engine", "family", "best", "k"),
+    [("vllm", "mimo", 3, 3), ("vllm", "mimo", 0, 1), ("vllm", "mimo_v2", 3, 1),
+     ("sglang", "mimo_v2", 2, 2), ("sglang", "mimo_v2", 5, 3)],
+)  # fmt: skip
+def test_what_score_predicted_is_said_also_where_another_k_is_advised(
+    engine: str, family: str, best: int, k: int, tmp_path: Path
+) -> None:
+    """Regression: that no drafts were fastest, or a K of several modules, was not mentioned."""
+    speed = [{"speed_up": 1 - 0.1 * (best - i) ** 2, "acceptance_length": 1.5} for i in range(6)]
+    result = {"vocabulary": "whole vocabulary", "best_drafts": best, "speed": speed}
+    document = {"results": [result], "costs": "measured"}
+    (tmp_path / "score.json").write_text(json.dumps(document))
+    built = command(engine, family, r_path=tmp_path, r_modules=3 if family == "mimo_v2" else 1)
+    assert built.num_drafts == k
+    (said,) = [note for note in built.notes if "predicted" in note]
+    assert said.startswith(f"K = {k}") and f"1.00x with K = {best}," in said
+
+
 def test_a_fresh_head_has_no_published_figures(tmp_path: Path) -> None:
     """Nor has one that others have trained and that was put in."""
     for own, said in (({"fresh": True}, "is fresh"), ({}, "one draft token per")):
