@@ -6,14 +6,14 @@ python benchmarks/cpu_families.py --work DIR [--tokens 32] [--repeats 5] [--out 
 
 Makes calibrated checkpoints (rate 0.8) with SmolLM2-135M's vocabulary and hidden size, and layers
 as each family has them. The torch backend (with the compiled int8 products, as all but dense models
-ran before), the numba backend, and the numba backend with SmolLM2's shape take turns in short runs,
-so that a busy moment hits all of them; figures are medians over turns. Tokens behind the first one
-count. With --processor-time seconds are those that this process was given, which other programs
-change less: for one thread. Bytes are those of the weights that a round reads: what a row is
-multiplied with, LM head included, and of routed experts as many as so many rows choose if they
-choose independently; K/V and recurrent states do not count. `per_byte` is bytes per second over
-those of SmolLM2's shape. The last line of output is one JSON document; --page makes a table of it.
-What --out has from an earlier run of the same kind is kept and not measured again.
+ran before), the numba backend where it runs the model, and the numba backend with SmolLM2's shape
+take turns in short runs, so that a busy moment hits all of them; figures are medians over turns.
+Tokens behind the first one count. With --processor-time seconds are those that this process was
+given, which other programs change less: for one thread. Bytes are those of the weights that a round
+reads: what a row is multiplied with, LM head included, and of routed experts as many as so many
+rows choose if they choose independently; K/V and recurrent states do not count. `per_byte` is bytes
+per second over those of SmolLM2's shape. The last line of output is one JSON document; --page makes
+a table of it. What --out has from an earlier run of the same kind is kept and not measured again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import Any
 import numba
 import numpy as np
 import torch
-from cpu_shapes import DENSE, FAMILIES
+from cpu_shapes import DENSE, FAMILIES, config_of
 from torch import nn
 
 from headstart.backends import select
+from headstart.backends.numba.support import why_not_whole
 from headstart.backends.options import Weights
 from headstart.calibrate.calibrated import write_calibrated
-from headstart.calibrate.shape_config import shape_config
 from headstart.calibrate.shapes import SHAPES
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
@@ -66,7 +66,9 @@ class Contender:
             )  # fmt: skip
         finally:
             select.TABLE["numba"] = own
-        assert self._engine.backend.name == backend, self._engine.notes
+        self.is_compiled = self._engine.backend.name == "numba"
+        self.why_plain = why_not_whole(self._engine.model)
+        assert self.is_compiled == (backend == "numba" and self.why_plain is None)
 
     def run(self, tokens: int, clock: Callable[[], float]) -> tuple[float, float]:
         """Tokens per second behind the first ones, and the acceptance length."""
@@ -122,6 +124,10 @@ def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace)
     weights, size = FORMATS[kind]
     dense, threads = arguments.work / DENSE, arguments.threads
     own = {name: Contender(folder, weights, drafts, name, threads) for name in BACKENDS}
+    why_plain = own["numba"].why_plain
+    if why_plain is not None:  # then both are the same
+        del own["numba"]
+    served = "torch" if why_plain is not None else "numba"
     if folder != dense:
         own["smollm2"] = Contender(dense, weights, drafts, "numba", threads)
     speeds: dict[str, list[float]] = {name: [] for name in own}
@@ -131,11 +137,13 @@ def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace)
         for name, contender in own.items():
             speed, lengths[name] = contender.run(arguments.tokens, clock)
             speeds[name].append(speed)
-    found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(lengths["numba"], 3)}
+    found: dict[str, Any] = {"weights": kind, "K": drafts, "length": round(lengths[served], 3)}
+    if why_plain is not None:
+        found["why_plain"] = why_plain
     rates = {}
     for name in own:
         read, parameters = round_bytes(dense if name == "smollm2" else folder, drafts, size)
-        if name == "numba":
+        if name == served:
             found |= {"parameters": parameters, "bytes_per_round": round(read)}
         median = statistics.median(speeds[name][1:])  # the first one warms up
         rates[name] = median / lengths[name] * read
@@ -143,7 +151,7 @@ def measure(folder: Path, kind: str, drafts: int, arguments: argparse.Namespace)
             "tokens_per_second": round(median, 1),
             "gigabytes_per_second": round(rates[name] / 1e9, 2),
         }
-    found["per_byte"] = round(rates["numba"] / rates.get("smollm2", rates["numba"]), 3)
+    found["per_byte"] = round(rates[served] / rates.get("smollm2", rates[served]), 3)
     own.clear()
     gc.collect()  # an engine is a cycle, and three of them are gigabytes
     return found
@@ -157,12 +165,14 @@ def page(result: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     for name, rows in result["families"].items():
         for row in rows:
-            plain, numba_ = (row[each]["tokens_per_second"] for each in BACKENDS)
-            rates = [row.get(e, row["numba"])["gigabytes_per_second"] for e in ("numba", "smollm2")]
+            plain = row["torch"]["tokens_per_second"]
+            served = row.get("numba", row["torch"])
+            speed, rate = served["tokens_per_second"], served["gigabytes_per_second"]
+            beside = row.get("smollm2", served)["gigabytes_per_second"]
+            shown = f"{speed} | {speed / plain:.2f}" if "numba" in row else "- | -"
             lines.append(
                 f"| {name} | {row['weights']} | {row['K']} | {row['bytes_per_round'] / 1e6:.0f} "
-                f"| {plain} | {numba_} | {numba_ / plain:.2f} | {rates[0]} | {rates[1]} "
-                f"| {row['per_byte']:.2f} |"
+                f"| {plain} | {shown} | {rate} | {beside} | {row['per_byte']:.2f} |"
             )
     return "\n".join(lines)
 
@@ -192,9 +202,7 @@ def main() -> None:
         parser.error("--work is missing")
     if arguments.processor_time and arguments.threads != 1:
         parser.error("--processor-time counts threads that wait; give --threads 1")
-    SHAPES.update(
-        {f"cpu-{name}": {**shape_config(base), **own} for name, (base, own) in FAMILIES.items()}
-    )
+    SHAPES.update({f"cpu-{name}": config_of(name) for name in FAMILIES})
     result: dict[str, Any] = {
         "rate": RATE, "tokens": arguments.tokens, "repeats": arguments.repeats,
         "threads": arguments.threads, "clock": "processor" if arguments.processor_time else "wall",
@@ -224,7 +232,8 @@ def main() -> None:
                 rows.append(found)
                 shown = "  ".join(
                     f"{each} {found[each]['tokens_per_second']:6.1f} tokens/s, "
-                    f"{found[each]['gigabytes_per_second']:5.2f} GB/s" for each in BACKENDS
+                    f"{found[each]['gigabytes_per_second']:5.2f} GB/s"
+                    for each in BACKENDS if each in found
                 )  # fmt: skip
                 print(f"{name:14} {kind} K = {drafts}: {shown}; {found['per_byte']:.2f} of "
                       "SmolLM2's bytes per second", flush=True)  # fmt: skip

@@ -1,8 +1,10 @@
-"""Small shapes of every kind of layer, with SmolLM2-135M's vocabulary and hidden size."""
+"""Small shapes of families and kinds of layers, with SmolLM2-135M's vocabulary and hidden size."""
 
 from __future__ import annotations
 
 from typing import Any
+
+from headstart.calibrate.shape_config import shape_config
 
 VOCAB, DENSE = 49152, "smollm2-135m"
 _SIZES = {"hidden_size": 576, "vocab_size": VOCAB}
@@ -15,6 +17,7 @@ _HYBRID = {
     **_SIZES, **_HEADS, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
     "linear_key_head_dim": 64, "linear_value_head_dim": 64,
 }  # fmt: skip
+_EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256}
 # name -> the shape that it is made of, and what is changed
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     DENSE: (DENSE, {}),
@@ -78,4 +81,45 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "share_expert_dim": 256,
         },
     ),
+    "qwen3-moe": (
+        "qwen3-30b-a3b,layers=20",
+        {**_SIZES, **_HEADS, **_EXPERTS, "intermediate_size": 1536},
+    ),
+    "qwen3-next": (
+        "qwen3-next-80b,layers=20",
+        {**_HYBRID, **_EXPERTS, "intermediate_size": 1536, "shared_expert_intermediate_size": 256},
+    ),
+    "ling-2": (
+        "ling-mini-2,layers=20",
+        {**_SIZES, **_HEADS, **_EXPERTS, "intermediate_size": 1536, "n_group": 4, "topk_group": 2},
+    ),
+    "mellum-2": (
+        "mellum-2,layers=20", {**_SIZES, **_HEADS, **_EXPERTS, "intermediate_size": 1536}
+    ),
+    "k-exaone": (
+        "k-exaone-236b,layers=20", {**_SIZES, **_HEADS, **_EXPERTS, "intermediate_size": 1536}
+    ),
+    # what no compiled layers run
+    "deepseek-v3.2": (
+        "deepseek-v3.2,layers=20",
+        {
+            **_SIZES, **_LATENT, "intermediate_size": 1536,
+            "n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+            "n_group": 4, "topk_group": 2, "index_n_heads": 8, "index_head_dim": 64,
+        },
+    ),
+    "glm-5": (
+        "glm-5,layers=20",
+        {
+            **_SIZES, **_LATENT, "intermediate_size": 1536,
+            "n_routed_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 256,
+            "index_n_heads": 8, "index_head_dim": 64,
+        },
+    ),
+    "exaone-4.5": ("exaone-4.5-33b,layers=28", {**_SIZES, **_HEADS, "intermediate_size": 1536}),
 }  # fmt: skip
+
+
+def config_of(name: str) -> dict[str, Any]:
+    base, own = FAMILIES[name]
+    return {**shape_config(base), **own}

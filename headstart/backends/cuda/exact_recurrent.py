@@ -49,7 +49,7 @@ def exact_repeat(net: DeltaNet, state: LayerStates, own: DeltaRequests, rings: R
     """Memories that are behind by the rows of a round are brought up to date."""
     nothing = state.memory.new_zeros(1, 1, 1)
     result = rings.mixed.new_empty(0)
-    delta_runs(nothing, net.norm, net.eps, state.memory, _repeated(own, 0), rings, result)
+    _run(net, nothing, state, _repeated(own, 0), rings, result)
 
 
 def _repeated(own: DeltaRequests, rows: int) -> ExactRuns:
@@ -68,29 +68,31 @@ def exact_prompt_recur(
 ) -> Recur:
     """How rows go on that are `spans`, one after another without gaps."""
     device, kept = states[0].memory.device, states[0].conv.shape[1]
-    # A text that goes on has as many rows before its first as the convolution looks back at.
-    begins = [0 if span.source is None else kept for span in spans]
+    # All texts lie in one ring, each behind the rows that its convolution looks back at: what was
+    # kept of a text that goes on, or zeros.
+    begins = [span.start + (number + 1) * kept for number, span in enumerate(spans)]
     lengths = [span.stop - span.start for span in spans]
-    pairs = list(zip(spans, begins, lengths, strict=True))
-    positions = [at for _, begin, count in pairs for at in range(begin, begin + count)]
-    owners = [number for number, count in enumerate(lengths) for _ in range(count)]
-    placed = ExactRows(*(on_device(own, device, torch.int32) for own in (positions, owners)))
-    places, steps = max(lengths) + kept, _steps(spans, begins, device)
+    positions = [
+        at for begin, count in zip(begins, lengths, strict=True)
+        for at in range(begin, begin + count)
+    ]  # fmt: skip
+    at = on_device(positions, device, torch.int32)
+    placed = ExactRows(at, torch.zeros_like(at))
+    places, steps = len(positions) + len(spans) * kept, _steps(spans, begins, device)
 
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
         config, state = net.config, states[layer]
         partial = kernels.product(x, net.inputs)
-        rings = empty_rings(len(spans), places, config.channels, config.v_heads, x.dtype, x.device)
-        for number, span in enumerate(spans):
+        rings = empty_rings(1, places, config.channels, config.v_heads, x.dtype, x.device)
+        inputs = rings.inputs[0]
+        for span, begin in zip(spans, begins, strict=True):
             if span.source is not None:
-                rings.inputs[number, :kept] = state.conv[span.source]
+                inputs[begin - kept : begin] = state.conv[span.source]
         convolve_rows(partial, net.conv.squeeze(1), net.a_log, net.dt_bias, placed, rings)
         result = _read(kernels, net, partial, state, steps, rings, len(positions))
-        for number, (span, begin, _) in enumerate(pairs):
+        for span, begin in zip(spans, begins, strict=True):
             for done, slot in span.keeps:
-                ends = torch.arange(begin + done - kept, begin + done, device=device)
-                rows = rings.inputs[number, ends.clamp_min(0)]
-                state.conv[slot] = rows.masked_fill((ends < 0)[:, None], 0)
+                state.conv[slot] = inputs[begin + done - kept : begin + done]
             for _, (one, *others) in span.pieces():
                 for slot in others:
                     state.memory[slot] = state.memory[one]
@@ -115,7 +117,7 @@ def _steps(
             count = rows.stop - rows.start
             first = begin + rows.start - span.start
             before = -1 if source is None else source
-            lines.append([first, count, 0, rows.start, number, before, count, slots[0]])
+            lines.append([first, count, 0, rows.start, 0, before, count, slots[0]])
         columns = zip(*lines, strict=True)
         steps.append(ExactRuns(*(on_device(own, device, torch.int32) for own in columns)))
     return steps
@@ -129,5 +131,13 @@ def _read(
     heads, v_dim = state.memory.shape[1], state.memory.shape[3]
     said = torch.zeros(rows, heads * v_dim, dtype=rings.mixed.dtype, device=partial.device)
     for runs in steps:
-        delta_runs(partial, net.norm, net.eps, state.memory, runs, rings, said)
+        _run(net, partial, state, runs, rings, said)
     return kernels.product(filled(said), net.out)
+
+
+def _run(
+    net: DeltaNet, partial: Tensor, state: LayerStates, runs: ExactRuns, rings: Rings,
+    result: Tensor,
+) -> None:  # fmt: skip
+    is_silu = net.config.gate == "silu"
+    delta_runs(partial, net.norm, net.eps, state.memory, runs, rings, result, is_silu=is_silu)

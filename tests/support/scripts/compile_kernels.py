@@ -446,7 +446,8 @@ JOBS: list[Job] = [
                                "gate": None}, LISTS),
     # Qwen3-Next's memories, row after row.
     (delta_exact._delta, {"SPLITS": 2, "HEADS": 32, "GROUP": 2, "KEYS": 2048, "K_DIM": 128,
-                          "V_DIM": 128, "BLOCK_K": 128, "BLOCK_V": 128, "num_warps": 8},
+                          "V_DIM": 128, "IS_SILU": True, "BLOCK_K": 128, "BLOCK_V": 128,
+                          "num_warps": 8},
      {**RINGS, **EXACT}),
     (delta_exact._mix, {"TAPS": 4, "BLOCK": 256, "num_warps": 2}, {**RINGS, **EXACT}),
     (delta_exact._inputs, {"SPLITS": 2, "BLOCK": 256, "BLOCK_H": 32, "num_warps": 2},

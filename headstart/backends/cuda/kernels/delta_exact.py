@@ -73,11 +73,11 @@ def convolve_rows(
 
 def delta_runs(
     partial: Tensor, norm: Tensor, eps: float, memory: Tensor, runs: ExactRuns, rings: Rings,
-    result: Tensor,
+    result: Tensor, *, is_silu: bool,
 ) -> None:  # fmt: skip
     """Rows change memory [slots, H, K, V] one after another; what they read goes to result.
 
-    result [M, H V]: normed and gated.
+    result [M, H V]: normed, and under its gate.
     """
     splits, total, width = partial.shape
     heads, k_dim, v_dim = memory.shape[1:]
@@ -87,8 +87,8 @@ def delta_runs(
         partial, norm, memory, runs.begin, runs.counts, runs.silent, runs.lines, runs.buffers,
         runs.sources, runs.kept, runs.targets, rings.mixed, rings.gates, result, total, width,
         channels, places, eps, k_dim**-0.5, SPLITS=splits, HEADS=heads, GROUP=heads // k_heads,
-        KEYS=k_heads * k_dim, K_DIM=k_dim, V_DIM=v_dim, BLOCK_K=triton.next_power_of_2(k_dim),
-        BLOCK_V=triton.next_power_of_2(v_dim), num_warps=8,
+        KEYS=k_heads * k_dim, K_DIM=k_dim, V_DIM=v_dim, IS_SILU=is_silu,
+        BLOCK_K=triton.next_power_of_2(k_dim), BLOCK_V=triton.next_power_of_2(v_dim), num_warps=8,
     )  # fmt: skip
 
 
@@ -158,7 +158,8 @@ def _unit(x):
 def _delta(partial, norm, memory, begins, counts, silents, lines, buffers, sources, kept, targets,
            mixed, gates, result, total, width, channels, places, eps, scale, SPLITS: tl.constexpr,
            HEADS: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, K_DIM: tl.constexpr,
-           V_DIM: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr):  # fmt: skip
+           V_DIM: tl.constexpr, IS_SILU: tl.constexpr, BLOCK_K: tl.constexpr,
+           BLOCK_V: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     head = tl.program_id(1)
     in_k = tl.arange(0, BLOCK_K)
@@ -198,6 +199,8 @@ def _delta(partial, norm, memory, begins, counts, silents, lines, buffers, sourc
         here = line + done - silent
         out = _summed(partial, here, total, width, channels + head * V_DIM + in_v, said, kind,
                       SPLITS).to(tl.float32)  # fmt: skip
-        out = (out * tl.sigmoid(out)).to(kind).to(tl.float32)
-        spoken = (read.to(kind).to(tl.float32) * out).to(kind)
+        opened = tl.sigmoid(out)
+        if IS_SILU:
+            opened = out * opened
+        spoken = (read.to(kind).to(tl.float32) * opened.to(kind).to(tl.float32)).to(kind)
         tl.store(result + here * (HEADS * V_DIM) + head * V_DIM + in_v, spoken, said)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any, Literal
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda import exact_recurrent
 from headstart.backends.cuda.exact import ExactKernels, filled
 from headstart.backends.cuda.exact_recurrent import (
     exact_prompt_recur,
     exact_repeat,
     exact_round_recur,
 )
+from headstart.backends.cuda.kernels.delta import Rings, empty_rings
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
@@ -26,8 +31,8 @@ HIDDEN, ROWS = 32, 9
 CONFIG = DeltaConfig(k_heads=1, v_heads=2, k_dim=8, v_dim=6, kernel=4)
 
 
-def net() -> DeltaNet:
-    made = DeltaNet(HIDDEN, CONFIG, 1e-6).to(DEVICE)
+def net(config: DeltaConfig = CONFIG) -> DeltaNet:
+    made = DeltaNet(HIDDEN, config, 1e-6).to(DEVICE)
     for number, parameter in enumerate(made.parameters()):
         draw = torch.Generator().manual_seed(number)
         parameter.data = torch.randn(parameter.shape, generator=draw).to(DEVICE) * 0.4
@@ -43,9 +48,11 @@ def states() -> LayerStates:
     return empty_states(CONFIG, 6, torch.float32, DEVICE)
 
 
-def read(kept: LayerStates, x: Tensor, spans: list[StateSpan]) -> Tensor:
+def read(
+    kept: LayerStates, x: Tensor, spans: list[StateSpan], config: DeltaConfig = CONFIG
+) -> Tensor:
     recur = exact_prompt_recur(ExactKernels(64), [kept], spans)
-    return recur(net(), 0, filled(x)).sum(0)[: len(x)]
+    return recur(net(config), 0, filled(x)).sum(0)[: len(x)]
 
 
 # Of two texts all rows; a state is kept within the first, twice.
@@ -56,14 +63,43 @@ WHOLE = [
 
 
 @torch.inference_mode()
-def test_rows_of_prompts_are_those_of_the_plain_modules() -> None:
-    kept, wanted, x = states(), states(), rows()
-    found = read(kept, x, WHOLE)
-    plain = net()(x, None, SlotRecurrence(wanted, WHOLE))
+@pytest.mark.parametrize("gate", ["silu", "sigmoid"])
+def test_rows_of_prompts_are_those_of_the_plain_modules(gate: Literal["silu", "sigmoid"]) -> None:
+    kept, wanted, x, config = states(), states(), rows(), replace(CONFIG, gate=gate)
+    found = read(kept, x, WHOLE, config)
+    plain = net(config)(x, None, SlotRecurrence(wanted, WHOLE))
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(kept.memory, wanted.memory, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(kept.conv, wanted.conv, rtol=1e-4, atol=1e-5)
     assert kept.memory[2].any() and torch.equal(kept.memory[2], kept.memory[3])
+
+
+@torch.inference_mode()
+def test_short_texts_beside_a_long_one_take_no_memory_of_its_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of one row and of fewer than a convolution looks back at, too; one goes on with a state."""
+    places, x = list[int](), torch.cat([rows(), rows()])
+    spans = [
+        StateSpan(0, 1, None, ((1, 0),)), StateSpan(1, 25, None, ((24, 1),)),
+        StateSpan(25, 27, 5, ((1, 4), (2, 5))), StateSpan(27, 36, None, ((9, 2),)),
+    ]  # fmt: skip
+
+    def made(buffers: int, length: int, *others: Any) -> Rings:
+        places.append(buffers * length)
+        return empty_rings(buffers, length, *others)
+
+    monkeypatch.setattr(exact_recurrent, "empty_rings", made)
+    kept, wanted = states(), states()
+    for own in (kept, wanted):
+        for tensor in (own.conv, own.memory):
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)))
+    found = read(kept, x, spans)
+    plain = net()(x, None, SlotRecurrence(wanted, spans))
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(kept.memory, wanted.memory, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(kept.conv, wanted.conv, rtol=1e-4, atol=1e-5)
+    assert places == [len(x) + len(spans) * (CONFIG.kernel - 1)]
 
 
 @torch.inference_mode()

@@ -42,6 +42,12 @@ SPANS = [
     StateSpan(190, 193, 2, ((1, 8), (2, 9), (3, 2))),
     StateSpan(193, 223, None, ((16, 3), (30, 4))),
 ]
+# At the borders of chunks of 64 rows, and shorter than what a convolution looks back at.
+BORDERS = [
+    StateSpan(0, 1, None, ((1, 0),)), StateSpan(1, 64, 1, ((62, 2), (63, 1))),
+    StateSpan(64, 128, None, ((1, 3), (64, 4))), StateSpan(128, 193, 5, ((64, 6), (65, 5))),
+    StateSpan(193, 194, 7, ((1, 7),)), StateSpan(194, 196, 8, ((1, 9), (2, 8))),
+]  # fmt: skip
 FEW_SPANS = [StateSpan(0, 70, None, ((64, 0), (70, 1))), StateSpan(70, 90, 2, ((20, 2),))]
 
 
@@ -110,6 +116,10 @@ def test_several_requests_and_all_states_that_are_kept(
     before = drawn_states(config).memory
     changed = [slot for slot in range(SLOTS) if not torch.equal(states.memory[slot], before[slot])]
     assert changed == list(range(SLOTS)), "the control: all of them were written"
+
+
+def test_texts_that_end_at_borders_of_chunks_beside_texts_of_a_row() -> None:
+    assert_same(make_net(), drawn_rows(196), BORDERS)
 
 
 def test_a_state_of_another_row_would_show() -> None:
