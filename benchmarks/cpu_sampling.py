@@ -74,6 +74,8 @@ def settings(temperature: float, tokens: int) -> dict[str, dict[str, Any]]:
         "min_tokens": {"min_tokens": tokens, "stop_token_ids": (5,)},
         "log-probabilities": {"logprobs": 0},
         "log-probabilities, top 5": {"logprobs": 5},
+        "log-probabilities, top 20": {"logprobs": 20},
+        "stop strings": {"stop": ("never", "nor this")},
         "processed, top 5": {**drawn, **cut, "logprobs": 5, "logprobs_mode": "processed"},
         "rejection rule": {**drawn, "acceptance": "rejection"},
         "grammar": {"grammar": Anything()},

@@ -5,7 +5,9 @@ A field that is new must be named in `support/sampling_examples.py`, with a valu
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
+from inspect import signature
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from support.long_runs import unless_long
 from support.sampling_examples import EXAMPLES, TOGETHER, VOCAB, WARM
 from support.tiny_fixture import Tiny
 
+from headstart.backends.chooser import Chooser
 from headstart.engine.engine import Engine
 from headstart.engine.options import Speculate
 from headstart.sampling.params import SamplingParams
@@ -49,6 +52,13 @@ class Thirds:
         return Thirds(self.state)
 
 
+# Of a request, beside its settings: every option of `generate`.
+OPTIONS: dict[str, Any] = {
+    "grammar": Thirds(), "priority": 3, "cache_salt": "own", "request_id": None,
+}  # fmt: skip
+NUMBA = "headstart.backends.numba."
+
+
 @pytest.fixture(scope="module")
 def folder(tiny: Tiny) -> Path:
     return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
@@ -75,12 +85,27 @@ def params_of(settings: dict[str, Any]) -> SamplingParams:
 def test_every_field_is_named() -> None:
     named = [name for names in EXAMPLES for name in names]
     assert sorted(named) == sorted(field.name for field in fields(SamplingParams))
+    own = {"self", "prompts", "params", "chat_template_kwargs"}
+    assert set(signature(Engine.generate).parameters) == own | OPTIONS.keys()
+
+
+def num_compiled() -> int:
+    """Variants of functions that numba has compiled or loaded in this process."""
+    modules = [module for name, module in sys.modules.items() if name.startswith(NUMBA)]
+    values = [value for module in modules for value in vars(module).values()]
+    kernels = {id(value): value for value in values if hasattr(value, "nopython_signatures")}
+    return sum(len(kernel.nopython_signatures) for kernel in kernels.values())
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("a token is chosen by the sampling package")
 
 
 @pytest.mark.parametrize("backend", list(BACKENDS))
 def test_no_setting_leaves_the_fast_path(
-    backend: str, folder: Path, request: pytest.FixtureRequest
+    backend: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor is anything compiled on a CPU when the first request that asks for it comes."""
     pytest.importorskip({"cuda": "triton", "numba": "numba"}[backend])
     if backend == "cuda":
         request.getfixturevalue("quick_kernels")
@@ -88,14 +113,21 @@ def test_no_setting_leaves_the_fast_path(
     assert (engine.backend.name, plain.backend.name) == (backend, "torch")
     each = [params_of(own) for own in (*EXAMPLES.values(), TOGETHER)]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(each))]
-    assert ids_of(engine.generate(prompts, each)) == ids_of(plain.generate(prompts, each))
     held = [params_of(own) for own in (WARM, {**TOGETHER, "draft_from": "context"})]
-    found, wanted = (e.generate(PROMPTS, held, grammar=Thirds()) for e in (engine, plain))
-    assert ids_of(found) == ids_of(wanted)
+    wanted = ids_of(plain.generate(prompts, each)), ids_of(plain.generate(PROMPTS, held, **OPTIONS))
+    for name in ("choose", "choose_drafts", "draft_probs", "reject", "logprobs"):
+        monkeypatch.setattr(Chooser, name, refused)
+    before = num_compiled()
+    found = (
+        ids_of(engine.generate(prompts, each)),
+        ids_of(engine.generate(PROMPTS, held, **OPTIONS)),
+    )
+    assert found == wanted
     for more in ({}, {"draft_from": "context"}):
         rejecting = params_of({**TOGETHER, "acceptance": "rejection", **more})
         assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
     assert engine.stats.slow_rounds == {} and engine.stats.fast_rounds > len(each)
+    assert num_compiled() == before
     assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
 
 

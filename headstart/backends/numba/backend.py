@@ -140,6 +140,7 @@ class NumbaBackend(CompiledChooser, Backend):
         ids, layout = [0], layout_of([blank], states)
         assert self._trunk is not None
         _, hidden, _ = self._trunk.run(ids, layout, [0])
+        self.logits(torch.from_numpy(hidden))  # products by themselves: of prompts that are scored
         for module in self._modules:
             module.run(ids, hidden, layout)
         argmax_rows(np.zeros((1, 1), np.float32))

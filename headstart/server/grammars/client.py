@@ -37,6 +37,11 @@ class CompilerProcess:
             facts, compiled, seconds = self._ask(text)
         finally:
             self._places.release()
+        if not facts and seconds >= self._max_wait:
+            raise unavailable(
+                f"the machine was too busy to compile the {what}; try again later.",
+                code="grammars_busy",
+            )
         if not facts and seconds >= self._max_seconds / self._threads:  # the limit is of them all
             raise RequestError(
                 f"the {what} takes more than {self._max_seconds:g} s to compile. Make it simpler: "

@@ -14,6 +14,8 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from headstart.server.forks import fork_for_each, limit_memory, limit_time
@@ -38,13 +40,15 @@ def compile_one(
 ) -> None:  # fmt: skip
     """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
     limit_time(max_seconds, max_wait)
-    threads = available_threads(threads)
-    threading.Thread(target=_end_if_stuck, daemon=True).start()  # while there is memory for it
-    limit_memory(max_memory + (threads * _THREAD_BYTES if threads > 1 else 0))
-    os.nice(5)
     with job, job.makefile("rb") as stream:
         text = stream.read().decode("utf-8", "surrogatepass")
+        threads, done = available_threads(threads), threading.Event()
+        # While there is memory for it.
+        threading.Thread(target=_end_if_stuck, args=[done], daemon=True).start()
+        limit_memory(max_memory + (threads * _THREAD_BYTES if threads > 1 else 0))
+        os.nice(5)
         facts, compiled = _compile(info, text, threads)
+        done.set()
         job.sendall(json.dumps(facts).encode() + b"\n" + compiled)
 
 
@@ -99,16 +103,25 @@ def available_threads(wanted: int) -> int:
     return wanted
 
 
-def _end_if_stuck() -> None:
-    """End the process where it computes nothing: a thread could not be made, for want of memory."""
-    used, since = time.process_time(), time.monotonic()
-    while True:
-        time.sleep(_LOOK_SECONDS)
-        now = time.process_time()
-        if now - used > _LOOK_SECONDS / 50:
-            used, since = now, time.monotonic()
+def _end_if_stuck(done: threading.Event) -> None:
+    """End the process where nothing computes: a thread could not be made, for want of memory."""
+    since = time.monotonic()
+    while not done.wait(_LOOK_SECONDS):
+        if _computes():
+            since = time.monotonic()
         elif time.monotonic() - since > _STUCK_SECONDS:
             os._exit(1)
+
+
+def _computes() -> bool:
+    """Whether another thread of this process runs, or waits for a processor of a busy machine."""
+    own = str(threading.get_native_id())
+    with suppress(OSError, MemoryError):  # a thread has just ended; or there is hardly any left
+        for thread in Path("/proc/self/task").iterdir():
+            state = (thread / "stat").read_text().rpartition(")")[2].split()[0]
+            if state in "RD" and thread.name != own:
+                return True
+    return False
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 from support.grammar_walks import MAX_SECONDS, ids, walk
 
 from headstart.errors import EngineError, RequestError
-from headstart.server.forks import ForkServer
+from headstart.server.forks import WAIT_FACTOR, ForkServer
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.process import THREADS, available_threads
 from headstart.server.grammars.specs import GrammarSpec, json_schema, regex, schema_format
+from headstart.server.refusals import Refusal
 
 
 def test_a_grammar_that_needs_much_memory_is_given_up(
@@ -45,6 +47,37 @@ def test_one_thread_compiles_where_some_cannot_be_had(monkeypatch: pytest.Monkey
     assert len(started) == 2 and not any(thread.is_alive() for thread in started)
 
 
+WATCHED = """
+import hashlib, threading, time
+from headstart.server.grammars import process
+
+time.process_time = lambda: 0.0  # a busy machine gives hardly any of a processor
+process._STUCK_SECONDS, process._LOOK_SECONDS = 0.1, 0.01
+threading.Thread(target=process._end_if_stuck, args=[threading.Event()], daemon=True).start()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [("threading.Event().wait(60)", 1), ("hashlib.pbkdf2_hmac('sha1', b'', b'', 1_000_000)", 0)],
+    ids=["waits", "computes"],
+)
+def test_only_a_process_that_waits_is_stuck(work: str, code: int) -> None:
+    """Regression: on a busy machine one that waited for a processor was ended."""
+    done = subprocess.run([sys.executable, "-c", WATCHED.format(work)], timeout=60)
+    assert done.returncode == code
+
+
+def test_a_grammar_is_not_blamed_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ForkServer, "_start", lambda self: None)
+    process = CompilerProcess("{}", max_seconds=1, max_memory=1 << 30)
+    for seconds, error in ((1.0, RequestError), (WAIT_FACTOR, Refusal)):
+        monkeypatch.setattr(process, "_ask", lambda _, own=seconds: ({}, b"", own))
+        with pytest.raises(error, match="1 s to compile" if error is RequestError else "busy"):
+            process.compile("regex", "{}")
+
+
 def nested(depth: int) -> Any:
     schema: Any = True
     for _ in range(depth):
@@ -59,7 +92,7 @@ def test_a_bomb_is_given_up_in_time_and_keeps_nobody_waiting(compiler: GrammarCo
     ends: list[str] = []
 
     def explode() -> None:
-        with pytest.raises(RequestError, match="takes more than 1 s to compile"):
+        with pytest.raises((RequestError, Refusal), match=r"takes more than 1 s|was too busy"):
             compiler.compile(bomb)
         ends.append("bomb")
 
