@@ -163,12 +163,12 @@ class Play:
             rows += drafts
             each.advance(of_head, drafts, copy, self._policy)
         parts = self._parts(size, rows, context, could_copy=bool(copies))
-        of_head = self._drafting(drafting)
+        took = self._drafting(drafting)
         self._policy.observe_verify(list(requests), rows, parts.verify)
-        if of_head:  # nothing where drafts count as a part of the verification
-            self._policy.observe_drafts(drafting, of_head)
+        if took:  # nothing where drafts count as a part of the verification
+            self._policy.observe_drafts(drafting, took)
         self._policy.observe_overhead(parts.besides)
-        return parts.whole + of_head
+        return parts.whole + took
 
     def _read(self, request: Request) -> None:
         """Index a prompt, as an engine does while it reads it."""
