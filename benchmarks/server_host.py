@@ -82,7 +82,7 @@ def install(clocks: Clocks) -> None:
     from headstart.backends.cuda.launched import LaunchedRound
     from headstart.backends.cuda.mask_copies import MaskCopies
     from headstart.backends.cuda.packed import PackedRows
-    from headstart.engine import loop, output
+    from headstart.engine import loop, output, round_steps
     from headstart.engine.drafter import Drafter
     from headstart.engine.engine import Engine
     from headstart.engine.round_grammars import RoundGrammars
@@ -111,9 +111,10 @@ def install(clocks: Clocks) -> None:
         CudaBackend: {"trunk_pass": "trunk pass", "logits": "logits"},
         Drafter: {"catch_up": "head reads", "feed": "feed", "newest_states": "newest states"},
         loop.Loop: {
-            "_take": "take", "_commit": "commit", "_decide": "decide", "_retire": "retire",
-            "_enter_rounds": "enter", "_choose_for_rounds": "choose K",
+            "_commit": "commit", "_decide": "decide", "_retire": "retire",
+            "_enter_rounds": "enter",
         },
+        round_steps.RoundSteps: {"_take": "take", "_choose_drafts": "choose K"},
         output: {"emit": "emit", "update_since": "update"},
     }  # fmt: skip
     for owner, names in parts.items():

@@ -47,7 +47,8 @@ class ContextDrafter:
     """The texts of all running requests that may copy."""
 
     def __init__(self, options: EngineOptions):
-        self._options = options
+        self._speculate = options.speculate
+        self._runs_head, self._is_automatic = options.runs_head, options.is_automatic
         kept = options.draft_from_answers
         self._answers = AnswerStore(kept) if kept else None
         self._texts: dict[str, _Text] = {}
@@ -58,13 +59,13 @@ class ContextDrafter:
 
         Where no head runs, a number of drafts can only be one of copied ones.
         """
-        params, options = request.params, self._options
-        asked = options.speculate if params.speculate is None else params.speculate
+        params = request.params
+        asked = self._speculate if params.speculate is None else params.speculate
         if asked == 0 or request.max_tokens < 2 or params.draft_from == "head":
             return False
         if params.draft_from == "context":
             return True
-        return not options.runs_head if isinstance(asked, int) else options.is_automatic
+        return not self._runs_head if isinstance(asked, int) else self._is_automatic
 
     def read(self, request: Request, count: int) -> None:
         """Index `count` tokens more: as many as a step read of a prompt."""

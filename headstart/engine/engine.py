@@ -11,22 +11,18 @@ from itertools import count
 from pathlib import Path
 from typing import Unpack
 
-import torch
-
 from headstart.backends.base import PreparedHead
-from headstart.backends.select import load_backend
-from headstart.checkpoint.hub import local_folder
-from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
+from headstart.data.prompt_reader import Prompt, TemplateOptions
+from headstart.engine.admission import Admission, Asked
 from headstart.engine.core import EngineCore
-from headstart.engine.draft_vocabs import DraftVocabs, Source
+from headstart.engine.draft_vocabs import Source
 from headstart.engine.grammar import Grammar
 from headstart.engine.groups import Groups
 from headstart.engine.kept_states import KeptStates
+from headstart.engine.opening import open_model
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.output import Result, Update
-from headstart.engine.request import Admission, Asked, State
-from headstart.errors import ConfigError, EngineError, RequestError
-from headstart.heads.formats import open_runnable
+from headstart.errors import EngineError, RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -47,39 +43,16 @@ class Engine:
         **settings: Unpack[EngineSettings],
     ):
         """promised_bytes: of memory that is free, and that another process will take."""
-        self.options = engine_options(options, settings)
-        if head is not None and not self.options.runs_head:
-            raise ConfigError(
-                f"a head was given with speculate {self.options.speculate}, which runs none. "
-                "Drop one."
-            )
-        if self.options.threads is not None:
-            torch.set_num_threads(self.options.threads)
-        checkpoint = open_runnable(
-            local_folder(model), "Give its model, and this folder with --head."
-        )
-        source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
-        own = self.options.draft_vocab_own
-        self.draft_vocabs = DraftVocabs.open(source, checkpoint, own)
-        self.backend = load_backend(
-            checkpoint, Path(head) if head is not None else None, self.options.backend,
-            device=self.options.device, dtype=self.options.dtype,
-            max_model_len=self.options.max_model_len, layout=self.options.layout,
-            with_head=self.options.runs_head,
-        )  # fmt: skip
-        self.model = self.backend.model
-        if source is not None and self.model.head is None:
-            raise ConfigError(
-                "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
-                "the model has none). Leave it out."
-            )
-        self._own_rules = self.draft_vocabs.own_rules(own, self.model.config.vocab)
-        self.prompts = PromptReader(checkpoint)
-        options = self.options.resolved(self.model.device.type)
+        asked = engine_options(options, settings)
+        opened = open_model(model, head, draft_vocab, asked)
+        self.backend, self.model = opened.backend, opened.backend.model
+        self.prompts, self.draft_vocabs = opened.prompts, opened.draft_vocabs
+        self._own_rules = opened.own_rules
         core = EngineCore.create(
-            self.backend, options, self.draft_vocabs.by_name, promised_bytes=promised_bytes
-        )
-        self.options = core.options
+            self.backend, asked.resolved(self.model.device.type), self.draft_vocabs.by_name,
+            promised_bytes=promised_bytes,
+        )  # fmt: skip
+        self.options = core.options  # with all that was open decided
         self.memory, self.loop, self.policy = core.memory, core.loop, core.policy
         self.scheduler, self.pool = core.scheduler, core.scheduler.pool
         self.admission = Admission(
@@ -209,12 +182,10 @@ class Engine:
 
         What it had can still be collected; of those that are not, the oldest are forgotten.
         """
-        open_requests = [
-            r for r in self._groups.requests(request_id) if r.state is not State.FINISHED
-        ]
-        for request in open_requests:
+        requests = self._groups.unfinished(request_id)
+        for request in requests:
             self.loop.abort(request)
-        if open_requests:
+        if requests:
             self._groups.abandon(request_id)
 
     def cut(self, request_id: str, reason: str) -> None:
@@ -222,8 +193,8 @@ class Engine:
 
         The next step hands out its last update, whose `stop_reason` is the given one.
         """
-        going = [r for r in self._groups.requests(request_id) if r.state is not State.FINISHED]
-        self._groups.put([self.loop.cut(request, reason) for request in going])
+        requests = self._groups.unfinished(request_id)
+        self._groups.put([self.loop.cut(request, reason) for request in requests])
 
     @property
     def has_work(self) -> bool:

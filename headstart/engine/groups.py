@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headstart.engine.output import Completion, Result, Update
-from headstart.engine.request import Request
+from headstart.engine.request import Request, State
 from headstart.errors import RequestError
 
 _ABORTED_KEPT = 256  # results of aborted requests that were not collected yet
@@ -58,9 +58,10 @@ class Groups:
         self.forget(name)
         self._groups[name] = Group(requests, is_claimed)
 
-    def requests(self, name: str) -> list[Request]:
-        """All samples; none of an unknown id."""
-        return self._groups[name].requests if name in self._groups else []
+    def unfinished(self, name: str) -> list[Request]:
+        """Samples that wait or run; none of an unknown id."""
+        found = self._groups[name].requests if name in self._groups else []
+        return [request for request in found if request.state is not State.FINISHED]
 
     def is_finished(self, name: str) -> bool:
         return name not in self._groups or self._groups[name].is_finished

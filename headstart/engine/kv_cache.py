@@ -1,4 +1,4 @@
-"""Blocks of K/V memory: which request holds which, what can be reused, what is free. Ints only.
+"""Blocks of K/V memory: what is free, what can be reused, which request holds which. Ints only.
 
 A block is free, cached (content known by its digest, held by no request), or used (held by one or
 more requests). One block id covers the same slots in every layer of trunk and head, so there is
@@ -11,11 +11,16 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from headstart.errors import EngineError
 
+if TYPE_CHECKING:
+    from headstart.engine.request import Request
+
 Digest = bytes
+_WORTH_WAITING = 256  # tokens that another request reads, for which a step of waiting is worth it
 
 
 def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
@@ -175,3 +180,67 @@ class BlockPool:
         for digest, block in self._by_digest.items():
             if self._digests[block] != digest or block in free:
                 raise EngineError(f"block {block} is registered and should not be")
+
+
+class RequestBlocks:
+    """What requests hold of a pool: found where a text begins like another, taken as it grows."""
+
+    def __init__(self, pool: BlockPool):
+        self.pool = pool
+        # Of texts that wait, by request: tokens that they share with running ones.
+        self._shared: dict[str, dict[str, int]] = {}
+
+    def find(self, request: Request) -> list[int]:
+        """Cached blocks that a request which waits could begin with."""
+        found = self.pool.match(request.tokens, request.digests, request.cache_root)
+        if request.prompt_scores is not None and request.is_scoring:
+            # Rows that are found are not computed, and give no log-probabilities.
+            return found[: request.prompt_scores.num_rows // self.pool.block_size]
+        return found
+
+    def is_being_read(
+        self, request: Request, hit: Sequence[int], running: Iterable[Request]
+    ) -> bool:
+        """Whether a running request reads most of what this one lacks, which is cached then.
+
+        Requests that begin together with one long prefix would all read it otherwise. A request
+        that is less important gets rows last, so it is not waited for.
+        """
+        if not self.pool.is_caching or request.is_scoring:
+            return False
+        found = len(hit) * self.pool.block_size
+        left = len(request.tokens) - found
+        for other in running if left > _WORTH_WAITING else ():
+            others = len(other.tokens) - other.num_computed
+            if others <= 1 or other.cache_root != request.cache_root:  # it generates
+                continue
+            if other.importance > request.importance:
+                continue
+            known = self._shared.setdefault(request.id, {})
+            if other.id not in known:  # texts that are read do not change
+                known[other.id] = self.pool.num_shared(request.tokens, other.tokens)
+            shared = known[other.id] - found
+            if shared >= max(_WORTH_WAITING, left / 2, others / 2):
+                return True
+        return False
+
+    def begin(self, request: Request, hit: Sequence[int]) -> None:
+        """Let a request begin with blocks that were found."""
+        self.pool.take(hit)
+        request.blocks = list(hit)
+        request.num_computed = request.num_cached = len(hit) * self.pool.block_size
+
+    def fit(self, request: Request, slots: int) -> bool:
+        """Whether there are blocks for so many slots of a request."""
+        return -(-slots // self.pool.block_size) - len(request.blocks) <= self.pool.num_available
+
+    def grow(self, request: Request, slots: int) -> bool:
+        """Take blocks for so many slots; False, and none are taken, if there are not enough."""
+        missing = -(-slots // self.pool.block_size) - len(request.blocks)
+        got = self.pool.allocate(missing) if missing > 0 else []
+        request.blocks += got or []
+        return got is not None
+
+    def forget(self, request: Request) -> None:
+        """The request waits no longer."""
+        self._shared.pop(request.id, None)

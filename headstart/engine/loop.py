@@ -2,24 +2,24 @@
 
 That is rows of prompt, or the newest token and its drafts. What is emitted is the trunk's own
 choice, always; drafts only decide how many tokens a step gives. A backend that can run rounds by
-itself decodes most requests ahead of the host (`Rounds`); the loop then reads prompts, and decides
-for requests that need the host for every token.
+itself decodes most requests ahead of the host (`RoundSteps`); the loop then reads prompts, and
+decides for requests that need the host for every token.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from headstart.backends.base import Backend, TrunkOutput, TrunkRows
 from headstart.engine.draft_sources import DraftSources
-from headstart.engine.flight import RoundOutcome
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.output import Update, deliver, update_since
-from headstart.engine.request import Request, origins
-from headstart.engine.rounds import GivenCopies, Rounds
+from headstart.engine.request import Request
+from headstart.engine.round_steps import RoundSteps
+from headstart.engine.rounds import Rounds
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.stats import EngineStats, StepTimes
 from headstart.engine.verifier import Verdict, verify
@@ -39,7 +39,7 @@ class Loop:
         self.policy = sources.policy if sources is not None else None
         self.stats = EngineStats()
         self.times = StepTimes(self.stats, self.policy)
-        self._read: TrunkOutput | None = None  # what this step's rows gave beside a round
+        self._round_steps = RoundSteps(scheduler, backend, sources, self.times)
         # Called in a step when the device has its next round: the host would only wait then.
         self.meanwhile: Callable[[], None] | None = None
 
@@ -47,25 +47,18 @@ class Loop:
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
         self.times.begin()
-        in_rounds = self.rounds.requests if self.rounds is not None else {}
-        plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
-        self._forget_restarted()
-        if self.rounds is not None and self.options.chunked_prefill:
-            plan = self.rounds.fitting(plan)
-        self._resume_hits(plan)
+        plan = self._plan()  # which requests, how many rows each, which blocks
         rows = [work.rows(feeds_head=self.drafter is not None) for work in plan]
-        self._read = None
-        updates = self._step_rounds(rows) if self.rounds is not None else []
+        updates, read = self._step_rounds(rows)  # requests on the device; rows may join them
         if not plan:
             return updates
         started = time.perf_counter()
         # one pass over prompts, newest tokens and drafts
-        is_read = self._read is not None
-        states, logits = self._read or self.backend.trunk_pass(rows)
+        states, logits = read or self.backend.trunk_pass(rows)
         self._score_prompts(plan, states)
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
-        if not is_read:
+        if read is None:
             requests, rows_run = [work.request for work in plan], sum(work.count for work in plan)
             self.times.trunk(requests, rows_run, time.perf_counter() - started)
         updates += [
@@ -83,116 +76,14 @@ class Loop:
             self.times.end()
         return updates
 
-    def _score_prompts(self, plan: Sequence[Work], states: Sequence[torch.Tensor]) -> None:
-        """Before anything is chosen: what is chosen then arrives later than the scores do."""
-        for work, own in zip(plan, states, strict=True):
-            if work.request.prompt_scores is not None and work.request.is_scoring:
-                work.request.prompt_scores.read(self.backend, work.start, own)
-
-    def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
-        """The host's verdicts; first tokens of requests that enter rounds stay on the device."""
-        works = [work for work in plan if work.needs_logits]
-        if self.rounds is not None:
-            works, logits = self.rounds.enter(works, logits)
-        draft_probs = self.sources.probs if self.sources is not None else None
-        return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether a round is under way, whose outcome the next step hands out."""
-        return self.rounds is not None and self.rounds.is_under_way
-
-    @property
-    def state_kind(self) -> StateKind | None:
-        """Which of the trunk's states requests can keep; None where the host does not see them."""
-        is_seen = self.rounds is None and self.backend.device.type == "cpu"
-        head = self.backend.head if is_seen and self.drafter is not None else None
-        return None if head is None else head.layout.trunk_hidden
-
-    # Rounds on the device
-
-    def _step_rounds(self, rows: Sequence[TrunkRows]) -> list[Update]:
-        """Start the next round, which `rows` of others may join, and hand out the last one."""
-        assert self.rounds is not None
-        updates: list[Update] = []
-        try:
-            chosen, copies = self._choose_for_rounds()
-            outcomes, is_launched = self.rounds.advance(chosen, rows, copies, self.meanwhile)
-            # Before texts are made: the round under way waits for masks behind these tokens.
-            accepted = self.rounds.accept(outcomes)
-            self.rounds.begin_masks(_stuck(outcomes))
-            if rows and self.rounds.joined is None and self.rounds.is_waiting:
-                # The device reads prompts while the host makes masks, and the choice comes then.
-                self._read = self.backend.trunk_pass(rows)
-            taking = list(zip(outcomes, accepted, strict=True))
-            while self.rounds.is_drafting and len(updates) < len(taking):
-                updates.append(self._take(*taking[len(updates)]))
-        finally:
-            self.rounds.complete()
-        self._read = self._read or self.rounds.joined
-        self.times.round(self.rounds.measured)
-        updates += [self._take(*taken) for taken in taking[len(updates) :]]
-        self._retire()
-        self._look_for_copies([outcome.request for outcome in outcomes])
-        if not is_launched:  # memory is short: the scheduler decides which requests go on
-            self._leave_rounds()
-        return updates
-
-    def _choose_for_rounds(self) -> tuple[dict[Request, int], GivenCopies | None]:
-        assert self.rounds is not None
-        if self.sources is None or not self.rounds.requests:
-            return {}, None
-        requests, num_running = list(self.rounds.requests), len(self.scheduler.running)
-        found = self.sources.for_rounds(requests, num_running)
-        self.stats.draft_reason = self.sources.policy.reason
-        return found
-
-    def _look_for_copies(self, requests: Sequence[Request]) -> None:
-        """What requests could copy in the round after the one that is under way."""
-        rounds = self.rounds
-        if self.sources is not None and rounds is not None:
-            self.sources.look_ahead([r for r in requests if r in rounds.requests])
-
-    def _take(self, outcome: RoundOutcome, grammar_tokens: int) -> Update:
-        """Hand out what a round gave one request, whose grammar has accepted so many tokens."""
-        request, emitted = outcome.request, outcome.emitted
-        num_accepted = len(emitted.tokens) - 1
-        if outcome.num_of_head is not None:
-            request.num_of_head = outcome.num_of_head
-        verdict = Verdict(
-            emitted.tokens, list(origins(num_accepted, outcome.num_drafts, request.num_of_head)),
-            num_accepted, outcome.num_drafts, emitted.logprobs, grammar_tokens,
-        )  # fmt: skip
-        # The round began with these in trunk and head.
-        num_final = len(request.tokens) - outcome.num_unread
-        update = self._deliver(request, verdict, why_slow=None)
-        request.num_of_head = MAX_DRAFTS
-        request.num_computed = len(request.tokens) - 1
-        self.scheduler.register(request, min(num_final, request.num_computed))
-        return update
-
-    def _enter_rounds(self) -> None:
-        """The head reads everything before the newest token; the rest is the device's."""
-        if self.rounds is None or not (entering := self.rounds.entering):
-            return
-        states: dict[Request, torch.Tensor] = {}
-        if self.drafter is not None:
-            self.drafter.catch_up(entering, force=True)
-            states = {request: self.drafter.newest_states(request) for request in entering}
-        for request in entering:
-            self._register(request)
-            if self.drafter is not None:
-                self.drafter.forget(request)
-            self.rounds.admit(request, states.get(request))
-        self._release_siblings(entering, is_registered=True)
-
-    def _leave_rounds(self) -> None:
-        assert self.rounds is not None
-        for request, states in self.rounds.drain().items():
-            if self.drafter is not None and states is not None:
-                self.drafter.restore(request, states)
-
-    # The host's part
+    def _plan(self) -> list[Work]:
+        """The work of this step, of requests that do not decode on the device."""
+        plan = self.scheduler.plan(self._in_rounds)
+        self._forget_restarted()
+        if self.rounds is not None and self.options.chunked_prefill:
+            plan = self.rounds.fitting(plan)
+        self._resume_hits(plan)
+        return plan
 
     def _forget_restarted(self) -> None:
         for request in self.scheduler.take_restarted():
@@ -211,6 +102,33 @@ class Loop:
                 if self.drafter is not None:
                     self.drafter.resume(request, at=request.num_computed)
 
+    @property
+    def _in_rounds(self) -> Collection[Request]:
+        return self.rounds.requests if self.rounds is not None else ()
+
+    def _step_rounds(self, rows: Sequence[TrunkRows]) -> tuple[list[Update], TrunkOutput | None]:
+        """What the last round on the device gave, and what `rows` gave if they were read."""
+        if self.rounds is None:
+            return [], None
+        done = self._round_steps.advance(self.rounds, rows, self.meanwhile)
+        self._retire()
+        self._round_steps.prepare_next(self.rounds, done)
+        return done.updates, done.read
+
+    def _score_prompts(self, plan: Sequence[Work], states: Sequence[torch.Tensor]) -> None:
+        """Before anything is chosen: what is chosen then arrives later than the scores do."""
+        for work, own in zip(plan, states, strict=True):
+            if work.request.prompt_scores is not None and work.request.is_scoring:
+                work.request.prompt_scores.read(self.backend, work.start, own)
+
+    def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
+        """The host's verdicts; first tokens of requests that enter rounds stay on the device."""
+        works = [work for work in plan if work.needs_logits]
+        if self.rounds is not None:
+            works, logits = self.rounds.enter(works, logits)
+        draft_probs = self.sources.probs if self.sources is not None else None
+        return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
+
     def _commit(self, work: Work, rows: torch.Tensor, verdict: Verdict | None) -> Update | None:
         """Take over what a step decided for one request."""
         request = work.request
@@ -227,7 +145,8 @@ class Loop:
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
         if verdict is not None:
-            update = self._deliver(request, verdict, self._why_slow(request))
+            why_slow = self._why_slow(request)
+            update = deliver(request, verdict, self.stats, why_slow, self.sources)
         request.drafts, request.num_of_head = [], MAX_DRAFTS
         if self.scheduler.states is not None:
             self.scheduler.states.settle(work, valid)
@@ -240,13 +159,20 @@ class Loop:
             return self.backend.why_slow
         return self.rounds.why_not(request) or "K/V memory is short"
 
-    def _deliver(self, request: Request, verdict: Verdict, why_slow: str | None) -> Update:
-        """Hand out what was decided, and tell what drafted."""
-        update = deliver(request, verdict, self.stats, why_slow)
-        if self.sources is not None and request.num_output > len(update.token_ids):
-            accepted = min(verdict.num_accepted, len(update.token_ids))
-            self.sources.observe(request, verdict.num_drafts, accepted, update.token_ids)
-        return update
+    def _enter_rounds(self) -> None:
+        """The head reads everything before the newest token; the rest is the device's."""
+        if self.rounds is None or not (entering := self.rounds.entering):
+            return
+        states: dict[Request, torch.Tensor] = {}
+        if self.drafter is not None:
+            self.drafter.catch_up(entering, force=True)
+            states = {request: self.drafter.newest_states(request) for request in entering}
+        for request in entering:
+            self._register(request)
+            if self.drafter is not None:
+                self.drafter.forget(request)
+            self.rounds.admit(request, states.get(request))
+        self._release_siblings(entering, is_registered=True)
 
     def _draft(self, decided: list[Request]) -> None:
         """Let the head catch up with the trunk, and draft for requests that go on here."""
@@ -275,7 +201,7 @@ class Loop:
 
     def _register_prompts(self, plan: Sequence[Work]) -> None:
         """What the head has read in this step, too: requests that waited for it find it next."""
-        in_rounds = self.rounds.requests if self.rounds is not None else {}
+        in_rounds = self._in_rounds
         for work in plan if self.drafter is not None else ():
             request = work.request
             if work.start < request.num_prompt and request not in in_rounds:
@@ -286,18 +212,19 @@ class Loop:
         for request in decided:
             if self.scheduler.has_siblings(request):
                 if not is_registered:
-                    self._register_all(request)
+                    self._register_whole(request)
                 self.scheduler.release_siblings(request)
 
-    def _register_all(self, request: Request) -> None:
+    def _register_whole(self, request: Request) -> None:
+        """The same when the head has read all that it can."""
         if self.drafter is not None and self.options.prefix_caching:
             self.drafter.catch_up([request], force=True)
             self._register(request)
 
     def _retire(self) -> None:
         for request in [r for r in self.scheduler.running if r.finish_reason is not None]:
-            if self.rounds is None or request not in self.rounds.requests:
-                self._register_all(request)
+            if request not in self._in_rounds:
+                self._register_whole(request)
             self._close(request)
             self.stats.finished += 1
             self.stats.failed += request.finish_reason == "error"
@@ -326,7 +253,14 @@ class Loop:
         self._close(request)
         self.stats.aborted += 1
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a round is under way, whose outcome the next step hands out."""
+        return self.rounds is not None and self.rounds.is_under_way
 
-def _stuck(outcomes: Sequence[RoundOutcome]) -> set[Request]:
-    """Requests that nothing was allowed for: how they end is asked of their grammars."""
-    return {outcome.request for outcome in outcomes if any(t < 0 for t in outcome.emitted.tokens)}
+    @property
+    def state_kind(self) -> StateKind | None:
+        """Which of the trunk's states requests can keep; None where the host does not see them."""
+        is_seen = self.rounds is None and self.backend.device.type == "cpu"
+        head = self.backend.head if is_seen and self.drafter is not None else None
+        return None if head is None else head.layout.trunk_hidden

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from headstart.engine.kept_states import KeptStates
 from headstart.engine.request import FinishReason, Origin, Request
 from headstart.engine.stats import EngineStats, RequestStats
 from headstart.engine.verifier import Verdict
 from headstart.sampling.choose import TokenLogprob
+
+if TYPE_CHECKING:
+    from headstart.engine.draft_sources import DraftSources
 
 
 @dataclass
@@ -69,8 +73,11 @@ class Update:
     prompt_logprobs: list[TokenLogprob] | None = None  # with a prompt's first update only
 
 
-def deliver(request: Request, verdict: Verdict, stats: EngineStats, why_slow: str | None) -> Update:
-    """Take over what was decided for a request, and count it; what is new.
+def deliver(
+    request: Request, verdict: Verdict, stats: EngineStats, why_slow: str | None,
+    sources: DraftSources | None,
+) -> Update:  # fmt: skip
+    """Take over what was decided for a request, count it, and tell what drafted; what is new.
 
     `why_slow`: why the host had to choose.
     """
@@ -85,7 +92,11 @@ def deliver(request: Request, verdict: Verdict, stats: EngineStats, why_slow: st
         stats.observe(drafts, accepted, request.num_of_head, why_slow)
     elif new and request.stats.first_token_seconds is None:
         request.stats.first_token_seconds = time.perf_counter() - request.created
-    return update_since(request, before)
+    update = update_since(request, before)
+    if before and sources is not None:
+        accepted = min(verdict.num_accepted, new)
+        sources.observe(request, verdict.num_drafts, accepted, update.token_ids)
+    return update
 
 
 def emit(request: Request, verdict: Verdict) -> None:

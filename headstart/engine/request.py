@@ -1,4 +1,4 @@
-"""One request: what was asked and whether it can be, what came out so far, how far it is computed.
+"""One request: what was asked, what came out so far, how far it is computed.
 
 `tokens` is prompt and output. Trunk slots [0, num_computed) are final. The last token is not
 computed yet (except while a prompt is being read); drafts come after it. Numbers only: states of
@@ -7,7 +7,6 @@ the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,23 +15,22 @@ from typing import Literal
 
 from torch import Tensor
 
-from headstart.backends.base import LoadedModel
 from headstart.data.detokenizer import Detokenizer
-from headstart.data.prompt_reader import PromptReader
-from headstart.engine.grammar import Grammar, GuardedGrammar
+from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kept_states import KeptStates
-from headstart.engine.kv_cache import root_digest
-from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
+from headstart.engine.options import MAX_DRAFTS
 from headstart.engine.prompt_scores import PromptScores
 from headstart.engine.state_cache import StateTrack
 from headstart.engine.stats import RequestStats
-from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
-from headstart.sampling.params import Row, SamplingParams, derive_seed
-from headstart.vocab.own_tokens import OwnRule, OwnTokens
+from headstart.sampling.params import Row, SamplingParams
+from headstart.vocab.own_tokens import OwnTokens
 
-MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
+MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for
+# Waiting this long is worth one level of priority, for good: no request starves, and one that was
+# admitted for its age does not become the first victim again.
+_AGING_STEPS = 256
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -107,6 +105,11 @@ class Request:
         self.tokens = list(self.prompt_ids)
 
     @property
+    def importance(self) -> tuple[int, int]:
+        """Smaller is more important: priority, improved by all waiting so far, then arrival."""
+        return self.priority - self.waited_steps // _AGING_STEPS, self.arrival
+
+    @property
     def takes_most_likely(self) -> bool:
         """Whether every token, and so every guess, is the most likely one, whatever came before."""
         is_free = self.grammar is None and self.params.acceptance != "rejection"
@@ -172,141 +175,3 @@ class Request:
         self.num_computed = self.num_registered = self.num_cached = 0
         self.states = StateTrack()
         self.state = State.WAITING
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A prompt that was read and checked."""
-
-    ids: list[int]
-    params: SamplingParams
-    draft_vocab: str | None
-    own: OwnRule | None = None  # of tokens that are drafted beside the vocabulary
-
-
-class Admission:
-    """Which requests one engine can take, by lengths, tokens and settings; makes them."""
-
-    def __init__(
-        self, model: LoadedModel, prompts: PromptReader, options: EngineOptions, *, num_slots: int
-    ):
-        self._model, self._prompts, self._options = model, prompts, options
-        # Prompt and answer together: the model's length, or what the K/V memory holds for one.
-        self.longest = min(model.max_len, num_slots - 1)
-
-    def check(self, ids: list[int], params: SamplingParams) -> None:
-        """Raise RequestError (or ConfigError) if the request cannot be answered as asked."""
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params is a {type(params).__name__}; give SamplingParams.")
-        vocab = self._model.config.vocab
-        params.check_token_ids(vocab)
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token.", field="prompt")
-        if min(ids) < 0 or max(ids) >= vocab:
-            raise RequestError(
-                f"the prompt holds token ids outside 0 to {vocab - 1}.", field="prompt"
-            )
-        if len(ids) >= self.longest:
-            raise PromptTooLong(
-                f"the prompt has {len(ids)} tokens; prompt and answer together may have "
-                f"{self.longest} (max_model_len, or the K/V memory). Shorten it.",
-                field="prompt",
-            )
-        allowed = params.allowed_token_ids or ()
-        closed = self.ends(params).union(params.banned_token_ids or ())
-        if params.min_tokens and allowed and closed.issuperset(allowed):
-            raise RequestError(
-                f"only end tokens are allowed ({some(allowed)}), and min_tokens forbids them for "
-                f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out.",
-                field="allowed_token_ids",
-            )
-        has_head = self._model.head is not None
-        if params.speculate == "auto" and not self._options.is_automatic and has_head:
-            raise RequestError(
-                "speculate auto needs an engine that was started with speculate auto and has "
-                "timed its rounds. Start it so (serve --speculate auto), or give a number.",
-                field="speculate",
-            )
-        if params.speculate is not None and not is_speculate(params.speculate):
-            raise RequestError(
-                f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens.",
-                field="speculate",
-            )
-        copies = self._options.speculate == "context"
-        can_draft = {"auto": True, "head": has_head, "context": has_head or copies}
-        if not can_draft[params.draft_from]:
-            raise RequestError(
-                f"the request asks for draft_from {params.draft_from} and this engine runs without "
-                f"{'a head' if params.draft_from == 'head' else 'drafts'}. Leave the setting out, "
-                "or start it with a head, or with speculate context.", field="draft_from",
-            )  # fmt: skip
-        if params.speculate and not has_head and not copies:
-            raise RequestError(
-                f"the request asks for speculate {params.speculate} and this engine runs without a "
-                "head (started with speculate 0, or the model has none). Leave the setting out.",
-                field="speculate",
-            )
-        if params.stop and self._prompts.tokenizer is None:
-            raise RequestError(
-                "stop strings need a tokenizer and the checkpoint has none.", field="stop"
-            )
-
-    def ends(self, params: SamplingParams) -> frozenset[int]:
-        """Tokens that end an answer to this request."""
-        own = frozenset(params.stop_token_ids)
-        return own if params.ignore_eos else own | self._prompts.end_ids
-
-    def requests(
-        self, group: str, asked: Asked, *, arrival: int, priority: int, grammar: Grammar | None,
-        cache_salt: str | None,
-    ) -> list[Request]:  # fmt: skip
-        """All samples of a checked prompt, the first of which arrives as number `arrival`."""
-        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-            raise RequestError(
-                f"priority is {priority!r}; give a whole number from {-MAX_PRIORITY} to "
-                f"{MAX_PRIORITY}, smaller is more important.", field="priority",
-            )  # fmt: skip
-        if cache_salt is not None and (type(cache_salt) is not str or not cache_salt):
-            raise RequestError(
-                "cache_salt is no text, or an empty one; give some text, or leave it out.",
-                field="cache_salt",
-            )
-        params = asked.params
-        seed = params.seed if params.seed is not None else secrets.randbits(63)
-        vocab = self._model.config.vocab
-        guarded = GuardedGrammar(grammar, vocab) if grammar is not None else None
-        return [
-            self.request(
-                group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
-                arrival=arrival + sample, draft_vocab=asked.draft_vocab, own=asked.own,
-                cache_salt=cache_salt,
-            )
-            for sample in range(params.n)
-        ]  # fmt: skip
-
-    def request(
-        self, group: str, sample: int, ids: list[int], params: SamplingParams, *, seed: int,
-        priority: int, grammar: GuardedGrammar | None, arrival: int,
-        draft_vocab: str | None = None, own: OwnRule | None = None, cache_salt: str | None = None,
-    ) -> Request:  # fmt: skip
-        """One sample of a checked prompt."""
-        room = self.longest - len(ids)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        request = Request(
-            id=f"{group}/{sample}", prompt_ids=ids, params=params,
-            seed=derive_seed(seed, sample), max_tokens=limit, end_ids=self.ends(params),
-            arrival=arrival, priority=priority, group=group, sample=sample,
-            grammar=grammar.fork() if grammar is not None else None, draft_vocab=draft_vocab,
-            own=None if own is None else own.start(), cache_root=root_digest(cache_salt),
-        )  # fmt: skip
-        request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
-        request.stats.max_tokens = limit
-        if params.prompt_logprobs is not None and sample == 0:
-            request.prompt_scores = PromptScores(ids, params.prompt_logprobs)
-        tokenizer = self._prompts.tokenizer if params.detokenize else None
-        if tokenizer is not None:
-            request.text = Detokenizer(
-                tokenizer, params.stop, skip_special=params.skip_special_tokens,
-                keep_stop=params.include_stop_str_in_output, min_tokens=params.min_tokens,
-            )  # fmt: skip
-        return request

@@ -13,18 +13,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from headstart.backends.base import StateRows, TrunkRows
-from headstart.engine.kv_cache import BlockPool, extend_digests
+from headstart.engine.kv_cache import BlockPool, RequestBlocks, extend_digests
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
 from headstart.engine.state_cache import StatePlan
 
-# Waiting this long is worth one level of priority, for good: no request starves, and one that was
-# admitted for its age does not become the first victim again.
-_AGING_STEPS = 256
 # A prompt that goes on in a later pass is cut at multiples of so many rows, where passes are large:
 # libraries make a plan for every shape that they meet, so the shapes of chunks should come again.
 _CUT = 2048
-_WORTH_WAITING = 256  # tokens that another request reads, for which a step of waiting is worth it
 
 
 @dataclass(frozen=True)
@@ -68,9 +64,9 @@ class Scheduler:
 
     def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
         self.pool, self._options, self.states = pool, options, states
+        self._blocks = RequestBlocks(pool)
         self._max_rows, self._max_running = options.num_rows, options.num_requests
         self.waiting: list[Request] = []
-        self._shared: dict[str, dict[str, int]] = {}  # tokens of waiting ones that others read
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._restarted: list[Request] = []
@@ -106,7 +102,7 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        self._shared.pop(request.id, None)
+        self._blocks.forget(request)
         self._give_back(request)
         request.blocks = []
         request.state = State.FINISHED
@@ -124,7 +120,7 @@ class Scheduler:
         budget = room = self._max_rows
         works: dict[str, Work] = {}
         candidates = [request for request in self.running if request not in elsewhere]
-        by_importance = sorted(candidates, key=lambda r: (not r.is_decoding, *_importance(r)))
+        by_importance = sorted(candidates, key=lambda r: (not r.is_decoding, *r.importance))
         reserved = sum(r.is_decoding for r in by_importance)  # a row for each that generates
         # and, before drafts, one for a prompt: drafts that fill a small budget would lock it out
         for_prompts = int(bool(self.waiting) or reserved < len(by_importance))
@@ -167,13 +163,8 @@ class Scheduler:
             return min(left, budget)
         return max(0, (start + budget) // _CUT * _CUT - start)
 
-    def _missing(self, request: Request, rows: int) -> int:
-        """Blocks that the request lacks for these rows and the token they give."""
-        slots = request.num_computed + rows + 1
-        return -(-slots // self.pool.block_size) - len(request.blocks)
-
     def _fits(self, request: Request, rows: int) -> bool:
-        return self._missing(request, rows) <= self.pool.num_available
+        return self._blocks.fit(request, _slots(request, rows))
 
     def _make_room(
         self, request: Request, rows: int, works: dict[str, Work], victims: Sequence[Request]
@@ -182,12 +173,9 @@ class Scheduler:
 
         False if the request lost its own.
         """
-        while (missing := self._missing(request, rows)) > 0:
-            got = self.pool.allocate(missing)
-            if got is not None:
-                request.blocks += got
-                break
-            victim = max((r for r in victims if r.state is State.RUNNING), key=_importance)
+        while not self._blocks.grow(request, _slots(request, rows)):
+            running = (r for r in victims if r.state is State.RUNNING)
+            victim = max(running, key=lambda r: r.importance)
             self._preempt(victim)
             works.pop(victim.id, None)
             if victim is request:
@@ -196,12 +184,9 @@ class Scheduler:
 
     def look_ahead(self, request: Request, drafts: int) -> int:
         """How many of so many drafts there are slots for, taking free blocks if there are any."""
-        size = self.pool.block_size
-        slots = len(request.tokens) + drafts
-        missing = -(-slots // size) - len(request.blocks)
-        got = self.pool.allocate(missing) if missing > 0 else None
-        request.blocks += got or []
-        return max(0, min(drafts, len(request.blocks) * size - len(request.tokens)))
+        self._blocks.grow(request, len(request.tokens) + drafts)
+        slots = len(request.blocks) * self.pool.block_size
+        return max(0, min(drafts, slots - len(request.tokens)))
 
     def _preempt(self, victim: Request) -> None:
         """Take a request's memory; it waits, and is read again with what it has said so far."""
@@ -219,28 +204,23 @@ class Scheduler:
         return taken
 
     def _admit(self, works: dict[str, Work], budget: int, room: int) -> None:
+        """Let requests that wait begin, the most important first, until one does not fit."""
         for request in self.waiting:
             request.waited_steps += 1
         num_reserved = 0  # places of requests that wait for what others read
-        for request in sorted(self.waiting, key=_importance):
+        for request in sorted(self.waiting, key=lambda r: r.importance):
             if len(self.running) + num_reserved >= self._max_running:
                 return
-            hit: list[int] | None = self.pool.match(
-                request.tokens, request.digests, request.cache_root
-            )
-            if request.prompt_scores is not None and request.is_scoring:
-                # Rows that are found are not computed, and give no log-probabilities.
-                hit = (hit or [])[: request.prompt_scores.num_rows // self.pool.block_size]
+            found = self._blocks.find(request)
+            hit: list[int] | None = found
             if self.states is not None:
-                hit = self.states.begin(request, hit or [])
-            if hit is None:
-                return
-            if self._is_being_read(request, len(hit) * self.pool.block_size):
+                hit = self.states.begin(request, found)
+            elif self._blocks.is_being_read(request, found, self.running):
                 num_reserved += 1
                 continue
-            self.pool.take(hit)
-            request.blocks = list(hit)
-            request.num_computed = request.num_cached = len(hit) * self.pool.block_size
+            if hit is None:  # no slot is left for its states
+                return
+            self._blocks.begin(request, hit)
             rows = self._rows(request, budget, room, is_first=not works)
             if rows < 1 or not self._fits(request, rows):
                 self._give_back(request)
@@ -252,33 +232,10 @@ class Scheduler:
             if request.stats.queue_seconds is None:
                 request.stats.queue_seconds = time.perf_counter() - request.created
             self.waiting.remove(request)
-            self._shared.pop(request.id, None)
+            self._blocks.forget(request)
             self.running.append(request)
             works[request.id] = _work(request, rows)
             budget -= rows
-
-    def _is_being_read(self, request: Request, found: int) -> bool:
-        """Whether a running request reads most of what this one lacks, which is cached then.
-
-        Requests that begin together with one long prefix would all read it otherwise. A request
-        that is less important gets rows last, so it is not waited for.
-        """
-        if not self.pool.is_caching or self.states is not None or request.is_scoring:
-            return False
-        left = len(request.tokens) - found
-        for other in self.running if left > _WORTH_WAITING else ():
-            others = len(other.tokens) - other.num_computed
-            if others <= 1 or other.cache_root != request.cache_root:  # it generates
-                continue
-            if _importance(other) > _importance(request):
-                continue
-            known = self._shared.setdefault(request.id, {})
-            if other.id not in known:  # texts that are read do not change
-                known[other.id] = self.pool.num_shared(request.tokens, other.tokens)
-            shared = known[other.id] - found
-            if shared >= max(_WORTH_WAITING, left / 2, others / 2):
-                return True
-        return False
 
     def register(self, request: Request, num_final: int) -> None:
         """Make blocks findable whose first `num_final` slots are final in trunk and head."""
@@ -299,9 +256,9 @@ class Scheduler:
             self.states.pool.check(held)
 
 
-def _importance(request: Request) -> tuple[int, int]:
-    """Smaller is more important: priority, improved by all waiting so far, then arrival."""
-    return request.priority - request.waited_steps // _AGING_STEPS, request.arrival
+def _slots(request: Request, rows: int) -> int:
+    """Slots of a request that so many more rows, and the token they give, need in all."""
+    return request.num_computed + rows + 1
 
 
 def _work(request: Request, rows: int) -> Work:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from headstart.engine.admission import Asked
 from headstart.engine.output import Result, Update
-from headstart.engine.request import Asked
 from headstart.server.refusals import engine_failed
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.kernels import attention, shared_prefix
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
-from headstart.engine.loop import Loop
+from headstart.engine.round_steps import RoundSteps
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -134,7 +134,7 @@ def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
     variant, sizes = MODELS["dense"]
     folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
     done: list[str] = []
-    take, choose = Loop._take, device_rounds.CapturedRounds.choose
+    take, choose = RoundSteps._take, device_rounds.CapturedRounds.choose
 
     def watched_take(*given: Any) -> Any:
         done.append("text")
@@ -155,7 +155,7 @@ def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
         return engine.collect(name).outputs[0].token_ids
 
     wanted = texts("off")
-    monkeypatch.setattr(Loop, "_take", watched_take)
+    monkeypatch.setattr(RoundSteps, "_take", watched_take)
     monkeypatch.setattr(device_rounds.CapturedRounds, "choose", watched_choose)
     monkeypatch.setattr(device_rounds.CapturedRounds, "is_drafting", lambda _: is_drafting)
     assert texts("on") == wanted and all(token % 2 == 0 for token in wanted)

@@ -9,7 +9,7 @@ from support.engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded
 from support.tiny_fixture import Tiny
 
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine import scheduler
+from headstart.engine import kv_cache
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
@@ -205,7 +205,7 @@ def test_what_another_request_reads_is_cached_in_the_next_step(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the head reads a prompt after the trunk, and what it had read was not cached."""
-    monkeypatch.setattr(scheduler, "_WORTH_WAITING", 16)
+    monkeypatch.setattr(kv_cache, "_WORTH_WAITING", 16)
     engine = start(soft(tiny), speculate=3)
     shared = [3 + i % 50 for i in range(48)]
     asked = [engine.add([*shared, own], seeded(max_tokens=4)) for own in (7, 8, 9)]

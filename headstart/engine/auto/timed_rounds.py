@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 
 from headstart.copying.drafts import Copy
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine.admission import Admission
 from headstart.engine.copies import ContextDrafter
 from headstart.engine.core import EngineCore
 from headstart.engine.options import MENU, VERIFIED, Speculate
-from headstart.engine.request import Admission, Request
+from headstart.engine.request import Request
 from headstart.errors import EngineError
 from headstart.sampling.params import DraftFrom, SamplingParams
 

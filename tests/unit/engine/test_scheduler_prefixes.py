@@ -113,6 +113,6 @@ def test_texts_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     own.add(beginning("b", LONG, 20, 1))
     for _ in range(4):
         assert set(run(own, own.plan())) == {"a"}
-    assert len(asked) == 1 and own._shared == {"b": {"a": LONG}}
+    assert len(asked) == 1 and own._blocks._shared == {"b": {"a": LONG}}
     own.remove(own.waiting[0])
-    assert not own._shared
+    assert not own._blocks._shared

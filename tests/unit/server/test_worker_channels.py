@@ -10,9 +10,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from headstart.engine.admission import Asked
 from headstart.engine.engine import Engine
 from headstart.engine.output import Result, Update
-from headstart.engine.request import Asked
 from headstart.errors import EngineError, RequestError
 from headstart.server.channels import Channel, Event, Job
 from headstart.server.recording import ServerMetrics
