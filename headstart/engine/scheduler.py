@@ -211,10 +211,11 @@ class Scheduler:
         for request in sorted(self.waiting, key=lambda r: r.importance):
             if len(self.running) + num_reserved >= self._max_running:
                 return
-            hit: list[int] | None = self._blocks.find(request)
+            found = self._blocks.find(request)
+            hit: list[int] | None = found
             if self.states is not None:
-                hit = self.states.begin(request, hit)
-            elif self._blocks.is_being_read(request, hit, self.running):
+                hit = self.states.begin(request, found)
+            elif self._blocks.is_being_read(request, found, self.running):
                 num_reserved += 1
                 continue
             if hit is None:  # no slot is left for its states

@@ -172,8 +172,7 @@ def test_the_rejection_rule_sees_the_drafts_of_the_head_before_copies(
         engine.step()
     (one,) = loop.rounds.requests
     loop.sources.copies._copies[one.id] = Copy([1, 2, 3], 5)  # found while the host ran it
-    _, given = loop._choose_for_rounds()
-    assert given is not None
+    _, given = loop.sources.for_rounds([one], len(loop.scheduler.running))
     assert given.tokens[one].confirmed == (acceptance == "rejection" and drafts > 0)
 
 
