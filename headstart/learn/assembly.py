@@ -113,8 +113,14 @@ def read_base(path: Path | None, checkpoint: Checkpoint) -> Base:
     """The dataset of the first tuning; DataError where it is another tokenizer's."""
     if path is None:
         return Base()
+    dataset = open_base(path, checkpoint)
+    heldout = spread(dataset.records("heldout"), NUM_BASE)
+    return Base(dataset.records("train"), heldout)
+
+
+def open_base(path: Path, checkpoint: Checkpoint) -> Dataset:
+    """The same, of which nothing but the header is read."""
     dataset = Dataset.open(path)
     vocab_size = int(checkpoint.config.get("vocab_size", 0))
     dataset.header.check(tokenizer_sha=tokenizer_sha(checkpoint), vocab_size=vocab_size)
-    heldout = spread(dataset.records("heldout"), NUM_BASE)
-    return Base(dataset.records("train"), heldout)
+    return dataset

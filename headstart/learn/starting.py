@@ -47,6 +47,10 @@ def open_folder(
     overrides = read_overrides(options.learn_options)
     folder = Folder(options.learn)
     checkpoint = open_runnable(local_folder(model), "Give its model, and the head with --head.")
+    if options.learn_base is not None:  # the learner would say it to nobody
+        from headstart.learn.assembly import open_base
+
+        open_base(options.learn_base, checkpoint)
     source = dequantize(open_head(head) if head is not None else head_of(checkpoint))
     known = {
         "tokenizer": tokenizer_sha(checkpoint), "trunk": trunk_digest(checkpoint),
