@@ -90,6 +90,7 @@ class _Process:
         if not self.url:
             code = self.process.wait()
             said = next((line for line in reversed(self.lines) if line.strip()), "nothing")
+            said = said.rstrip(".")
             raise ServerError(
                 f"our own server ended with {code} before it was ready; its last line: {said}. "
                 "Start it by itself (`headstart serve`) to see more."

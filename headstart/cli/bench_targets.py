@@ -15,6 +15,7 @@ from headstart.bench.target import Target
 from headstart.bench.variants import Variant, base_of, parse_compare, parse_urls
 from headstart.bench.workload import Api, Workload
 from headstart.cli.demo_defaults import is_demo
+from headstart.cli.models import check_head, check_model
 from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.errors import ConfigError, MissingExtra, install
 
@@ -157,6 +158,8 @@ class Targets:
                 f"--tokenizer is {tokenizer}, which holds no tokenizer.json; give one that does."
             )
         if self.model is not None:
+            check_model(self.model)
+            check_head(self.head)
             return facts_of_folder(local_folder(self.model), api, tokenizer=tokenizer)
         if is_offline:
             return Facts(api=api or "chat")

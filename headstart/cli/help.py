@@ -16,6 +16,12 @@ from headstart.errors import ConfigError
 
 # Of click, which some versions of typer bring along and others import: reached through a child.
 UsageError: Any = typer.BadParameter.__base__
+# What the library that reads values says of them, and what is meant.
+_WORDS = {
+    "Value error, ": "",
+    "Input should be a valid integer, unable to parse string as an integer": "give a whole number",
+    "Input should be a valid number, unable to parse string as a number": "give a number",
+}
 _FIRST = {"Arguments": 0, "Options": 1}
 
 
@@ -88,6 +94,8 @@ def misuse(error: Any) -> str:
         found = nearest(error.option_name, known)
         return f"{path} has no option {error.option_name}{found} `{path} --help` lists all."
     said = error.format_message().strip().rstrip(".")
+    for theirs, ours in _WORDS.items():
+        said = said.replace(theirs, ours)
     return f"{said[:1].lower()}{said[1:]}; `{path} --help` says what it takes."
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headstart.cli.models import check_head, check_model
 from headstart.cli.options import Device, Head, Json
 from headstart.cli.spinning import limit_spinning
 from headstart.errors import ConfigError, MissingExtra, install
@@ -49,18 +50,26 @@ def run(
     limit_spinning()
     from headstart.learn.folder import Folder
     from headstart.learn.options import LearnOptions
-    from headstart.learn.starting import open_folder
 
     if (requests is None) != (answers is None):
         raise ConfigError("--requests and --answers belong together; give both.")
+    own = Folder(folder)
+    own.check_free()
+    if requests is None:
+        own.check()  # there is nothing else to learn from
+    check_model(model)
+    check_head(head)
+    from headstart.learn.starting import open_folder
+
+    logged = _read(model, requests, answers) if requests is not None and answers is not None else []
     asked = LearnOptions(
         learn=folder, learn_gigabytes=gigabytes, learn_base=base, learn_options=options
     )
     task = open_folder(asked, model, head, device=device, dtype="auto")
     from headstart.learn.offline import add_texts, learn_offline
 
-    if requests is not None and answers is not None:
-        add_texts(Folder(folder), _read(model, requests, answers))
+    if logged:
+        add_texts(own, logged)
     outcome = learn_offline(task, minutes, lambda text: say(text, file=sys.stderr))
     if json_output:
         say(json.dumps(outcome.as_json()))

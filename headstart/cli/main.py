@@ -249,11 +249,11 @@ def _explained(error: Any) -> str:
 
 def _as_typed(error: HeadstartError) -> str:
     """The message; a setting that it begins with is called by its flag where that was given."""
-    flag = f"--{error.field}".replace("_", "-")
+    setting, _, rest = str(error).partition(" ")
+    flag = f"--{setting}".replace("_", "-")
     is_typed = any(word.split("=")[0] == flag for word in sys.argv[1:])
-    if not is_typed or not str(error).startswith(f"{error.field} "):
-        return str(error)
-    return flag + str(error).removeprefix(str(error.field))
+    is_setting = setting == error.field or rest.startswith("is ")
+    return f"{flag} {rest}" if is_typed and is_setting else str(error)
 
 
 def _is_said_elsewhere() -> bool:

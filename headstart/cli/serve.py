@@ -109,6 +109,9 @@ def _check_learning(learn: LearnOptions, server: ServerOptions, options: EngineO
     if learn.learn is None:
         return
     learn.check_names(server.api_keys)
+    from headstart.learn.folder import Folder
+
+    Folder(learn.learn).check_free()
     if server.allow_push:
         raise ConfigError(
             "--learn and --allow-push are given: both would swap the head, each over the other's. "
@@ -133,9 +136,9 @@ def _start_learning(
     log = logging.getLogger("headstart.learn")
     device = options.device if learn.learn_device == "same" else learn.learn_device
     shares_device = is_on(device, options.device)
+    task = open_folder(learn, model, head, device=options.device, dtype="auto")
     for line in start_lines(learn, keys, shares_device=shares_device):
         log.info(line)
-    task = open_folder(learn, model, head, device=options.device, dtype="auto")
     # On a CPU K/V has a size of its own, unless a share of what is free is asked for.
     is_sized_by_rest = is_gpu(device) or options.memory_fraction is not None
     task = replace(task, makes_blank_step=shares_device and is_sized_by_rest)

@@ -59,13 +59,19 @@ class Folder:
     def is_there(self) -> bool:
         return self.words.is_file()
 
-    def make(self, gigabytes: float) -> None:
-        """Make the folder and say in it what it is; WriteFailed where that cannot be."""
+    def check_free(self) -> None:
+        """ConfigError for a file, and for a folder of something else."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"--learn is {self.path}, which is no folder. Give another name.")
         if self.path.is_dir() and not self.is_there and any(map(_is_others, self.path.iterdir())):
             raise ConfigError(
                 f"--learn is {self.path}, which holds other files (no {_WORDS_NAME} in it). Give "
                 "a new folder, or one that an earlier server learned in."
             )
+
+    def make(self, gigabytes: float) -> None:
+        """Make the folder and say in it what it is; WriteFailed where that cannot be."""
+        self.check_free()
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.chmod(0o700)  # it holds what clients wrote

@@ -53,9 +53,10 @@ class Address:
                 # It may have refused the rest of the body; then the answer is there already.
             return _answer(connection.getresponse())
         except (OSError, HTTPException) as error:
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise ServerError(
-                f"{self.url} cannot be asked ({str(error) or type(error).__name__}). Check the URL "
-                "of --server, and that the server runs."
+                f"{self.url} cannot be asked ({why}). Check the URL of --server, and that the "
+                "server runs."
             ) from error
         finally:
             connection.close()

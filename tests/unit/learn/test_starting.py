@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.tiny_fixture import Tiny
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, DataError
 from headstart.learn.assembly import NOT_LEARNING, learning_options
 from headstart.learn.options import LearnOptions
-from headstart.learn.starting import is_on, read_overrides, start_lines
+from headstart.learn.starting import is_on, open_folder, read_overrides, start_lines
 from headstart.train.options import TrainOptions
 
 
@@ -38,6 +39,16 @@ def test_options_that_learning_does_not_use_are_refused(name: str, tmp_path: Pat
     file.write_text(json.dumps({"loss": "lk", name: value}))
     with pytest.raises(ConfigError, match=name):
         read_overrides(file)
+
+
+def test_a_base_that_is_no_dataset_is_refused_before_a_folder_is_made(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """Regression: the learner ended with a traceback, and the server went on without it."""
+    options = LearnOptions(learn=tmp_path / "learned", learn_base=tmp_path / "none")
+    with pytest.raises(DataError, match="none does not exist; expected a dataset"):
+        open_folder(options, str(tiny("mimo")), None, device="cpu", dtype="auto")
+    assert not list(tmp_path.iterdir())
 
 
 def test_names_of_one_device() -> None:
