@@ -131,6 +131,15 @@ def test_no_setting_leaves_the_fast_path(
     assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
 
 
+# Few tokens that are penalised as soon as they were written, if only as drafts of the same round;
+# answers of different lengths, so that requests change their places.
+REPEATING: list[dict[str, Any]] = [
+    {
+        **WARM, "allowed_token_ids": (5, 9, 20, 33), "presence_penalty": 1.5,
+        "frequency_penalty": 1.0, "repetition_penalty": 1.4, "seed": seed, "max_tokens": 3 + seed,
+    }
+    for seed in range(6)
+]  # fmt: skip
 PAIRED = [
     {**first, **second}
     for first, second in combinations([own for own in EXAMPLES.values() if "n" not in own], 2)
@@ -148,7 +157,7 @@ def test_no_settings_together_make_the_text_depend_on_the_number_of_drafts_in_ro
     if speculate == 0:
         usual |= {"draft_vocab": None, "draft_from": "auto"}
     some = unless_long(PAIRED[::29], PAIRED)
-    each = [params_of({**own, **usual}) for own in (TOGETHER, *some)]
+    each = [params_of({**own, **usual}) for own in (TOGETHER, *some, *REPEATING)]
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(each))]
     rounds = start(folder, **BACKENDS["cuda"], speculate=speculate)
     plain = start(folder, device="cpu", kernels="off")
