@@ -125,8 +125,8 @@ SPECULATION = (
            "1 for what decides K now: fixed, fastest (auto), off_above or none (nothing drafts)",
            Label("reason", ("fixed", "fastest", "off_above", "none"))),
     _gauge("spec_decode_expected_speedup",
-           "tokens/s of the head's chosen drafts over tokens/s without, as auto expects it, mean of "
-           "about a hundred rounds; what copies bring is not in it"),
+           "tokens/s of the head's chosen drafts over tokens/s without, as auto expects it, mean "
+           "of about a hundred rounds; what copies bring is not in it"),
     _gauge("round_cost_seconds",
            "what auto thinks a round costs at the current batch size, by drafts per request; of "
            "greedy requests where those ran last",
