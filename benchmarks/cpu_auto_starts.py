@@ -6,8 +6,9 @@ Every start makes a new engine of the demo's model that drafts by `auto` and kno
 answers one question of each category by `auto`, and the same question with each fixed K, in an
 order that changes; with a fixed K a policy of its own decides, so that `auto` learns nothing from
 it. All draft with the head alone, since a fixed K copies nothing from the context; with `--copies`
-`auto` copies, too, and is ahead by that. In every other start another process takes a core for the first ten seconds, the engine's own
-profile included. Only time inside the engine counts, from the first token of an answer on.
+`auto` copies, too, and is ahead by that. In every other start another process takes a core for the
+first ten seconds, the engine's own profile included. Only time inside the engine counts, from the
+first token of an answer on.
 
 The best fixed K is the one with the most tokens per second over all starts together; of single
 starts the best one is given as well, which is partly luck.
@@ -179,9 +180,7 @@ def main() -> None:
     print(json.dumps({name: value for name, value in found.items() if name != "by_start"}))
 
 
-def tables(
-    found: dict[str, Any], starts: Sequence[dict[str, Any]], *, copies: bool
-) -> list[str]:
+def tables(found: dict[str, Any], starts: Sequence[dict[str, Any]], *, copies: bool) -> list[str]:
     """`auto` over the best fixed K, of all starts together and of each."""
     speeds = ", ".join(f"{k} {speed:.1f}" for k, speed in found["tokens_per_second"].items())
     rows = [
