@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +29,8 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return made[-1]
 
     monkeypatch.setattr(look, "bar_of", bar_of)
-    monkeypatch.setattr(sys, "stderr", _Terminal())
+    # Not the system's: pytest puts its own there between fixtures and tests.
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=_Terminal()))
     monkeypatch.setattr(progress, "_QUIET_SECONDS", 0.0)
     return made
 
