@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--asking", type=float, default=20.0, help="seconds of requests, then")
     parser.add_argument("--resting", type=float, default=10.0, help="seconds without any")
     parser.add_argument("--share", type=float, default=0.5, help="as --learn-share")
-    parser.add_argument("--gigabytes", type=float, default=0.004, help="as --learn-gigabytes")
+    parser.add_argument("--gigabytes", type=float, default=0.0005, help="as --learn-gigabytes")
     parser.add_argument("--kv-bytes", type=int, default=None, help="little: with preemptions")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

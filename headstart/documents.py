@@ -54,6 +54,8 @@ def _fits(kind: Any, value: Any) -> bool:
     if origin is Literal:
         return value in inner
     if origin in (list, tuple, Sequence):
+        if inner[0] is int:  # token ids, by the million
+            return isinstance(value, list) and {int}.issuperset(map(type, value))
         return isinstance(value, list) and all(_fits(inner[0], each) for each in value)
     if origin is dict:
         return isinstance(value, dict) and all(_fits(inner[1], each) for each in value.values())

@@ -87,7 +87,8 @@ class Checker:
         """Walk what the serving head has not walked yet: once for every answer and head."""
         records = {record.id: record for record in [*recent, *base]}
         known = {name: own for name, own in self._serving.items() if name in records}
-        self._serving = {**known, **walk([r for n, r in records.items() if n not in known], 0.0)}
+        new = walk([r for n, r in records.items() if n not in known], 0.0)
+        self._serving = {**known, **new}
 
     def check(self, recent: Sequence[Record], base: Sequence[Record], walk: Walk) -> Verdict:
         """Of the head nearest to the learned one that keeps what was known."""

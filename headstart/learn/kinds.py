@@ -8,7 +8,8 @@ is counted in bounded memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
@@ -17,30 +18,33 @@ OTHER = "other"
 _WORDS = 3
 _LONGEST = 48  # characters of a kind's name
 _OFTEN = 4  # times that an opening must have come to be a kind
-_MOST = 512  # openings that are counted at once
+_MOST = 1 << 14  # openings that are counted at once: some 4 MB
 
 
 class Kinds:
-    """Counts openings; the rarest makes room for a new one (the space-saving algorithm).
+    """Counts openings; the one that has not come for longest makes room for a new one.
 
-    A new opening takes over the count of the one that it replaces, so that it is not replaced next;
-    how much of a count was taken over is kept beside it and does not make a kind.
+    So a kind is found that comes once among some thousand requests whose openings are all new.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[str, tuple[int, int]] = {}  # in all, and of that taken over
+        self._counts: OrderedDict[str, int] = OrderedDict()
+        self._known: frozenset[str] = frozenset()
+
+    def know(self, kinds: Iterable[str]) -> None:
+        """These are kinds already, of texts that were kept before; for any thread."""
+        self._known = frozenset(kinds) - {OTHER}
 
     def kind_of(self, prompt: object) -> str:
         """The kind of a prompt as it was given: a text, or a list of messages."""
         opening = opening_of(prompt)
         if not opening:
             return OTHER
-        count, taken = self._counts.get(opening, (0, 0))
-        if not count and len(self._counts) >= _MOST:
-            rarest = min(self._counts, key=lambda name: self._counts[name])
-            count = taken = self._counts.pop(rarest)[0]
-        self._counts[opening] = (count + 1, taken)
-        return opening if count + 1 - taken >= _OFTEN else OTHER
+        count = self._counts[opening] = self._counts.get(opening, 0) + 1
+        self._counts.move_to_end(opening)
+        if len(self._counts) > _MOST:
+            self._counts.popitem(last=False)
+        return opening if count >= _OFTEN or opening in self._known else OTHER
 
 
 def numbered(by_kind: Mapping[str, Value]) -> dict[str, Value]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from headstart.learn.certainty import FEWEST, Gain, Walked, compare_live
+from headstart.learn.kinds import OTHER
 
 _KEPT = 400  # answers of each head
 ENOUGH = 30  # answers of a new head, until it is judged
@@ -52,10 +53,11 @@ class LiveWatch:
 
     @property
     def gain(self) -> Gain:
-        """Live gain of the serving head over the one before, on kinds that both answered."""
+        """Live gain of the serving head over the one before, on kinds that both answered; small
+        kinds count as one, so that many of them tell as much as few."""
         with self._lock:
             kept = [list(part) for part in (self._before, self._after)]
-        before, after = (_by_kind(part) for part in kept)
+        before, after = (_with_small_as_one(_by_kind(part)) for part in kept)
         shared = [
             kind for kind in after
             if len(after[kind]) >= FEWEST and len(before.get(kind, ())) >= FEWEST
@@ -92,6 +94,13 @@ def _by_kind(answers: Sequence[Walked]) -> dict[str, list[Walked]]:
     for each in answers:
         result.setdefault(each.kind, []).append(each)
     return result
+
+
+def _with_small_as_one(kinds: dict[str, list[Walked]]) -> dict[str, list[Walked]]:
+    large = {kind: own for kind, own in kinds.items() if len(own) >= FEWEST and kind != OTHER}
+    return large | {
+        OTHER: [each for kind, own in kinds.items() if kind not in large for each in own]
+    }
 
 
 def _scaled(walked: Walked, factor: float) -> Walked:

@@ -65,6 +65,7 @@ class LearningLoop:
         waiting."""
         base = Base([r for r in base.train if training.can_learn(r)], base.heldout)
         self._training, self._base = training, base
+        self._base_names = {record.id for record in (*base.train, *base.heldout)}
         self._reading = Reading(store, training.can_learn, tell)
         self._out, self._tell, self._clock = out, tell, clock
         self._steering = Steering(base_share if base.train else 0.0)
@@ -137,6 +138,8 @@ class LearningLoop:
         new = self._reading.refresh()
         if new is None:
             return
+        texts = self._reading.store.texts
+        self._training.forget(lambda name: name not in texts and name not in self._base_names)
         self._mix.replace(self._reading.train)
         self._new_at_rest += sum(not text.is_heldout for text in new)
         self._count_tokens(text.record for text in new)

@@ -60,7 +60,7 @@ def learn_offline(task: Task, minutes: float, say: Callable[[str], None]) -> Out
             say(f"after {facts['steps']} steps {facts['reason']}")
         elif name == "offer":
             told["offer"] = facts
-        elif name in ("diverged", "failed", "rests"):
+        elif name in ("diverged", "failed", "crowded", "rests"):
             told["rests"] = name == "rests"
             say(str(facts["reason"]))
         elif name == "texts":

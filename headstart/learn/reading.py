@@ -6,6 +6,7 @@ What nothing can be learned from is left out, such as answers that begin behind 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _SECONDS = 1.0  # between two looks at what was written
 # To put a million texts in order takes a second: a hundredth of the time at most goes there.
 _TIMES, _MOST_SECONDS = 100, 300.0
+_MOST_KINDS = 4096  # that are told
 _RETRY_SECONDS = 60.0  # after a disk did not take what was thinned out
 
 
@@ -31,6 +33,7 @@ class Reading:
         self.train: list[Record] = []
         self.heldout: list[Record] = []  # the newest answer to each prompt
         self._useless = 0  # texts so far
+        self._has_told_kinds = False
         self.next_look = self._next_thinning = 0.0  # of time.monotonic
 
     def refresh(self) -> list[KeptText] | None:
@@ -46,6 +49,9 @@ class Reading:
         useful = self._useful([t for t in self.store.texts.values() if t.is_useful is None])
         self.train = [text.record for text in self.store.split(is_heldout=False)]
         self.heldout = newest_answers(text.record for text in self.store.split(is_heldout=True))
+        if not self._has_told_kinds:  # those of texts that an earlier server kept
+            self._has_told_kinds = True
+            self._tell("kinds", {"kinds": most_common(self.train)})
         self._tell("texts", {
             "train": len(self.train), "heldout": len(self.heldout),
             "bytes": self.store.num_bytes, "useless": self._useless,
@@ -84,3 +90,8 @@ def newest_answers(records: Iterable[Record]) -> list[Record]:
         found.pop(record.prompt_id, None)  # its place is that of its newest answer
         found[record.prompt_id] = record
     return list(found.values())
+
+
+def most_common(records: Iterable[Record]) -> list[str]:
+    """Kinds of these."""
+    return [kind for kind, _ in Counter(own.category for own in records).most_common(_MOST_KINDS)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -60,6 +60,11 @@ class RememberedStates:
                 return False
             self._keep(record.id, states.clone())
         return True
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Texts that are gone from the store need no memory."""
+        for name in [name for name in self._known if is_gone(name)]:
+            self._drop(name)
 
     def _find(self, record: Record) -> Tensor | None:
         states = self._known.get(record.id)

@@ -161,6 +161,8 @@ class Learning:
         note(self.numbers, name, event, self.serving_name)
         if name == "ready":
             self._to_come = event["to_come"]
+        elif name == "kinds":
+            self._kinds.know(event["kinds"])
         elif name == "offer":
             self._offered = (event["name"], event["promise"])
             self._wake.set()

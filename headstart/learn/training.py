@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,10 @@ class HeadTraining:
     def prepare(self, records: Sequence[Record]) -> bool:
         """Have states of these at hand before they are learned; False where there is no room."""
         return self._source.prepare(self._fitting(records))
+
+    def forget(self, is_gone: Callable[[str], bool]) -> None:
+        """Keep no states of these texts in memory."""
+        self._source.forget(is_gone)
 
     def learn_tokens(self, seen: Set[int]) -> None:
         """Compute losses over a part of the vocabulary, where all of it would take too long.

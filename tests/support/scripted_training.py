@@ -26,6 +26,9 @@ class Scripted:
     def can_learn(self, record: Any) -> bool:
         return record.num_prompt < self.max_len
 
+    def forget(self, is_gone: Any) -> None:
+        pass
+
     def learn_tokens(self, seen: set[int]) -> None:
         self.seen = seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -98,6 +99,17 @@ def test_a_head_that_holds_its_promise_stays_whatever_is_asked() -> None:
 def test_a_head_that_falls_short_is_taken_back() -> None:
     reason = watched(0.4, 0.3, 0.25)
     assert reason is not None and "promised" in reason
+
+
+def test_many_small_kinds_are_judged_as_one() -> None:
+    live = LiveWatch()
+    for rate, seed in ((0.4, 1), (0.3, 3)):
+        for number, walked in enumerate(walks(rate, 60, seed)):
+            live.observe(replace(walked, kind=f"{seed} {number // 5}"))
+        if seed == 1:
+            live.swapped(0.25)
+    gain, reason = live.judge()
+    assert gain.answers == 60 and reason is not None
 
 
 def test_few_answers_decide_nothing() -> None:

@@ -165,6 +165,7 @@ def test_nothing_is_learned_from_answers_that_begin_too_late(tmp_path: Path) -> 
     training.max_len = 2
     loop, told = make(tmp_path, training, texts=3)
     assert not loop.turn() and training.num_steps == 0
+    assert dict(told)["kinds"] == {"kinds": []}
     assert dict(told)["texts"] == {"train": 0, "heldout": 0, "bytes": ANY, "useless": 3}
 
 

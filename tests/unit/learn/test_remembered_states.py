@@ -136,3 +136,14 @@ def test_memory_is_bounded_and_what_was_not_used_goes_first() -> None:
     assert trunk.computed == ["a", "b", "c"]
     states.states(Row((some[1],)))
     assert trunk.computed == ["a", "b", "c", "b"]
+
+
+def test_states_of_texts_that_are_gone_are_forgotten() -> None:
+    """Regression: a learner's memory grew with the texts of a store that was full."""
+    own, trunk = make(None)
+    texts = record("a", 3), record("b", 5)
+    own.states(Row(texts))
+    own.forget(lambda name: name == "a")
+    assert own.num_bytes == computed(texts[1]).nbytes
+    own.states(Row(texts))
+    assert trunk.computed == ["a", "b", "a"]
