@@ -155,7 +155,7 @@ def test_profiling_covers_batches_and_drafts(tiny: Tiny, monkeypatch: pytest.Mon
     costs: Any = profiled.policy._costs
     measured: RoundCosts = costs.table
     assert [batch for batch, _ in measured.verify] == [1, 2, 4]
-    assert [drafts for drafts, _ in measured.verify[0][1]] == [0, 1, 2, 3, 5, 8, 16]
+    assert [drafts for drafts, _ in measured.verify[0][1]] == [0, 1, 2, 3, 5, 8, 12, 16]
     assert all(seconds > 0 for _, curve in measured.verify for _, seconds in curve)
     large = measured.verify[-1][0]
     assert measured.round_seconds(large, 3) > measured.round_seconds(1, 0)

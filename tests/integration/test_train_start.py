@@ -98,7 +98,7 @@ def test_the_command_line_refuses_k_below_1_and_plans_without_writing(
 ) -> None:
     command = ["train", str(inputs / "model"), "--data", str(inputs / "data")]
     bad = headstart(*command, "--num-depths", "0")
-    assert bad.returncode == 2 and "num_depths is 0" in bad.stderr
+    assert bad.returncode == 2 and "--num-depths is 0" in bad.stderr
     result = headstart(*command, "--dry-run", *flags(), cwd=tmp_path)
     assert result.returncode == 0 and "14 steps, 7 in each of 2 epochs" in result.stderr
     assert "loss lk, context prefix, K 2, learning rate 0.003 (cosine)" in result.stdout

@@ -28,7 +28,7 @@ PACKAGE = Path(headstart.__file__).parent
 # These read files of Headstart itself, or of the system: nothing that was given.
 OWN = {
     "server/page.py", "server/forks.py", "backends/host.py", "backends/numba/compiler.py",
-    "bench/environment.py", "demo/shipped.py", "learn/store.py",
+    "bench/environment.py", "demo/shipped.py", "server/grammars/process.py",
 }  # fmt: skip
 
 

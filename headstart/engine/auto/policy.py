@@ -22,9 +22,8 @@ from headstart.engine.auto.copies import (
 )
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.exploration import Exploration
-from headstart.engine.auto.last_drafts import LastDrafts
 from headstart.engine.auto.live_costs import Choice, LiveCosts
-from headstart.engine.auto.rates import AcceptanceRates
+from headstart.engine.auto.rates import AcceptanceRates, LastDrafts
 from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.request import Request
 

@@ -134,7 +134,7 @@ def test_variants_are_the_base_with_some_options_replaced(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("entries", "said"),
     [
-        ([], "at least one"),
+        ([], "holds no list with a variant"),
         ([{"name": "a"}, {"name": "a"}], "two variants are called 'a'"),
         ([{"name": "../x"}], "is no variant"),
         ([{"name": "a", "loss": "kl"}], "is no variant"),
