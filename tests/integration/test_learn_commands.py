@@ -276,8 +276,11 @@ def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(
     heads: Heads, tmp_path: Path
 ) -> None:
     run = ("learn", "run", str(tmp_path / "new"), "--model", str(heads.model))
+    few = ("learn", "run", str(tmp_path / "few"), *run[3:])
+    Folder(tmp_path / "few").make(1.0)
     for words, said in (
-        ((*run, "--minutes", "1"), "has too few texts; at least"),
+        ((*few, "--minutes", "1"), "has too few texts; at least"),
+        (run, "there is nothing else to learn from"),
         ((*run, "--requests", "asked.jsonl"), "--requests and --answers belong together"),
         (("learn", "status", str(tmp_path)), "is not a folder of `headstart serve --learn`"),
     ):
