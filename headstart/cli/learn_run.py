@@ -55,8 +55,11 @@ def run(
         raise ConfigError("--requests and --answers belong together; give both.")
     own = Folder(folder)
     own.check_free()
-    if requests is None:
-        own.check()  # there is nothing else to learn from
+    if requests is None and not own.is_there:
+        raise ConfigError(
+            f"{folder} is not a folder of `headstart serve --learn`, and there is nothing else to "
+            "learn from. Give one that is, or --requests and --answers."
+        )
     check_model(model)
     check_head(head)
     from headstart.learn.starting import open_folder

@@ -279,15 +279,13 @@ def test_what_there_is_nothing_to_learn_from_or_to_say_of_is_one_line(
     heads: Heads, tmp_path: Path
 ) -> None:
     run = ("learn", "run", str(tmp_path / "new"), "--model", str(heads.model))
-    Folder(tmp_path / "new").make(gigabytes=1)
+    few = ("learn", "run", str(tmp_path / "few"), *run[3:])
+    Folder(tmp_path / "few").make(1.0)
     for words, said in (
-        ((*run, "--minutes", "1"), "has too few texts; at least"),
-        ((*run, "--base", str(tmp_path / "none")), "does not exist; expected a dataset"),
+        ((*few, "--minutes", "1"), "has too few texts; at least"),
+        (run, "there is nothing else to learn from"),
+        ((*few, "--base", str(tmp_path / "none")), "does not exist; expected a dataset"),
         ((*run, "--requests", "asked.jsonl"), "--requests and --answers belong together"),
-        (
-            ("learn", "run", str(tmp_path / "other"), *run[3:]),
-            "is not a folder of `headstart serve --learn`",
-        ),
         (("learn", "status", str(tmp_path)), "is not a folder of `headstart serve --learn`"),
     ):
         found = headstart(*words)
