@@ -173,7 +173,7 @@ def _paced(settings: Trained, parts: list[Part], seconds: float, head: Path | No
     step = max(side_by_side(partial(_probe, settings, head), parts, len(parts)))
     spent = time.monotonic() - started
     left = seconds - spent - (spent - _PROBE_STEPS * step)
-    steps = int(left / step)
+    steps = int(max(0.0, left) / step)
     names = sum(len(variants) for _, variants in parts)
     print(f"pace: {names} heads, {step:.3f} s a step: time for {steps} steps", flush=True)
     return steps
