@@ -36,7 +36,8 @@ def code_warning(model: Path, engines: Sequence[str], code_files: Iterable[str])
         f"{', '.join(ENGINE_TITLES[engine] for engine in engines)} cannot read this config without "
         f"running Python code that it names (auto_map: {', '.join(code_files)}). The command "
         f"leaves {_TRUST} out and will not start as it is: read that code, and if it may run, "
-        f"print the whole command with that option, as in {' and '.join(f'`{words}`' for words in launch)}"
+        "print the whole command with that option, as in "
+        + " and ".join(f"`{words}`" for words in launch)
     )
 
 
