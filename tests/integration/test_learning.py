@@ -87,8 +87,8 @@ def learner(
     options = LearnOptions(learn=folder, learn_share=0.5, learn_not_for=not_for)
     task = replace(
         open_folder(options, str(heads.model), heads.weak, device="cpu", dtype="auto"),
-        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, least_seconds=0.2,
-        gives_way=False, warm_up=1, **task_changes,
+        overrides={"learning_rate": 3e-3, "batch_tokens": 256}, gives_way=False, warm_up=1,
+        **{"least_seconds": 0.2, **task_changes},
     )  # fmt: skip
     learning = Learning(options, lambda path: replace(task, head=str(path)))
     learning.start()
@@ -176,7 +176,8 @@ def check_states(heads: Heads, folder: Folder, lines: Sequence[dict[str, Any]]) 
 
 @long_only
 def test_a_head_that_is_worse_than_promised_is_taken_back(heads: Heads, tmp_path: Path) -> None:
-    with learner(heads, tmp_path / "learn", fault="worse") as own:
+    # Time to be judged before another head follows.
+    with learner(heads, tmp_path / "learn", fault="worse", least_seconds=5.0) as own:
         prompts = [prompt_of(number) for number in range(90)]  # enough to judge by
         before = own.ask_many(prompts)
         own.wait(lambda: own.learning.numbers["swaps"] > 0)
