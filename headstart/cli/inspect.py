@@ -42,7 +42,7 @@ def run(
     from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.heads.predicted import with_predicted
     from headstart.launch import commands_for
-    from headstart.launch.own import own_command
+    from headstart.launch.our_server import own_command
 
     if not probe and (probe_text is not None or head is not None):
         raise ConfigError("--probe-text and --head belong to --probe; add it.")

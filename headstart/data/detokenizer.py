@@ -99,11 +99,11 @@ class Detokenizer:
     def add_all(self, tokens: Sequence[int]) -> int:
         """Take tokens where no stop string is looked for; how many: decoding may fail at one."""
         if self._whole is not None and self._read == len(self._tokens):
-            texts = [self._whole[token] for token in tokens]
-            if None not in texts:
+            texts = [text for token in tokens if (text := self._whole[token]) is not None]
+            if len(texts) == len(tokens):
                 self._tokens += tokens
                 self._prefix, self._read = len(self._tokens) - 1, len(self._tokens)
-                self.text += "".join(texts)  # type: ignore[arg-type]
+                self.text += "".join(texts)
                 return len(tokens)
         for count, token in enumerate(tokens, 1):
             self.add(token)

@@ -1,7 +1,7 @@
 """What drafts would bring where the host drives rounds, by what was timed of an engine's rounds.
 
-The policy that is played begins with what the engine profiles and is told what the engine would
-be: where a profile is off, it chooses as badly.
+The policy that is played begins with the costs that an engine profiles at its start, and observes
+of each round what an engine would. So where a profile is off, it chooses as an engine would, too.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Watch:
-    """Hears nothing and never stops; the command line has one that shows a bar."""
+    """Shows nothing and never stops a run; the command line has one with a progress bar."""
 
     def say(self, text: str) -> None:
         """A line for the user."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.launch_examples import report
 
 from headstart.launch.command import EngineCommand
-from headstart.launch.own import own_command
+from headstart.launch.our_server import own_command
 
 
 def test_a_head_that_the_engine_runs_gets_a_command() -> None:
